@@ -1,0 +1,79 @@
+// MappedFile and whole-file helpers, on POSIX calls.
+#include "base/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "base/error.h"
+
+namespace cachalot {
+namespace fs = std::filesystem;
+
+std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) fail("{}: cannot open: {}", path.string(), std::strerror(errno));
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(fd);
+    fail("{}: not a regular file", path.string());
+  }
+  std::shared_ptr<MappedFile> file(new MappedFile);
+  file->path_ = path.string();
+  file->size_ = static_cast<size_t>(info.st_size);
+  if (file->size_ != 0) {
+    void* data = ::mmap(nullptr, file->size_, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) {
+      const int error = errno;
+      ::close(fd);
+      file->size_ = 0;
+      fail("{}: cannot map {} bytes: {}", path.string(), info.st_size, std::strerror(error));
+    }
+    file->data_ = static_cast<const std::byte*>(data);
+  }
+  ::close(fd);
+  return file;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::forget(std::span<const std::byte> part) const {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) & ~(page - 1);
+  const auto end = (reinterpret_cast<uintptr_t>(part.data()) + part.size()) & ~(page - 1);
+  if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+std::string read_text_file(const fs::path& path, size_t limit) {
+  const auto file = MappedFile::open(path);
+  if (file->bytes().size() > limit) fail("{}: {} bytes, expected at most {}", path.string(), file->bytes().size(), limit);
+  return {reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()};
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  fs::path temporary = path;
+  temporary += fmt::format(".tmp{}", ::getpid());
+  {
+    std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+    out.write(content.data(), static_cast<std::streamsize>(content.size()));
+    out.flush();
+    if (!out) {
+      out.close();
+      std::error_code ignored;
+      fs::remove(temporary, ignored);
+      fail("{}: cannot write {} bytes: {}", path.string(), content.size(), std::strerror(errno));
+    }
+  }
+  std::error_code error;
+  fs::rename(temporary, path, error);
+  if (error) fail("{}: cannot rename the finished file into place: {}", path.string(), error.message());
+}
+
+}  // namespace cachalot
