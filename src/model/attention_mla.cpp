@@ -1,0 +1,46 @@
+// Multi-head latent attention, in the two forms that give the same result. P = nope, S = rope_dim, V = v_dim, R = kv_rank, H heads.
+//
+// The cache holds one row of R + S numbers per token: c = rmsnorm(latent), and the rotated key k_r that all heads share.
+//   Expanded: k_h = [W_UK,h c | k_r], v_h = W_UV,h c; ordinary attention with heads of P + S and V. Costs 2(P + S + V) per head and
+//             (query, context) pair, plus 2R(P + V) per head to rebuild K and V of every context token.
+//   Absorbed: q_h = [W_UK,h^T q_n | q_r] against the cached rows themselves (keys of R + S, values of R, one KV head), then W_UV,h on
+//             the result. Costs 2(2R + S) per pair and rebuilds nothing.
+// So few query rows over a long context want the absorbed form, many want the expanded one; Batch says which rows are which.
+#include "model/decoder.h"
+
+namespace cachalot {
+
+void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x, View y) {
+  auto& [o, c, b, rope] = step;
+  const Scope scope(o);
+  const int H = c.n_heads, T = b.n_tokens, R = c.kv_rank, S = rope.dim, d_q = c.nope + S;
+  const int n_q = w.q_b ? c.q_rank : H * d_q;
+  const View a = o.temp(x.dtype, T, n_q + R + S);  // [T, q | latent | k_rope]
+  o.linear(x, w.qkv_a, a);
+  const View latent = a.cols(n_q, R), row = a.cols(n_q, R + S);
+  View q = a.cols(0, n_q);
+  if (w.q_b) {
+    o.rmsnorm(q, w.q_a_norm.view, c.rms_eps, q);
+    const View full = o.temp(x.dtype, T, H * d_q);
+    o.linear(q, w.q_b, full);
+    q = full;
+  }
+  o.rmsnorm(latent, w.kv_a_norm.view, c.rms_eps, latent);
+  o.rope(q.heads(H, d_q), b.positions, rope);
+  o.rope(row.heads(1, R + S), b.positions, rope);
+  o.kv_write(kv, b, row, {});
+
+  const View context = o.temp(x.dtype, T, H * c.v_dim);
+  if (const Rows& rows = b.decode; rows.n_rows > 0) {
+    const View absorbed = o.temp(x.dtype, rows.n_rows, H * (R + S)), result = o.temp(x.dtype, rows.n_rows, H * R);
+    o.head_linear(q.rows(rows.row_begin, rows.n_rows), w.uk_t, absorbed);
+    o.attend({kv, &b, rows, c.softmax_scale}, absorbed, result);
+    o.head_linear(result, w.uv, context.rows(rows.row_begin, rows.n_rows));
+  }
+  if (const Rows& rows = b.prefill; rows.n_rows > 0)
+    o.attend_expanded({kv, &b, rows, c.softmax_scale}, c.mla_dims(), q.rows(rows.row_begin, rows.n_rows), w.kv_b,
+                      context.rows(rows.row_begin, rows.n_rows));
+  o.linear(context, w.o, y);
+}
+
+}  // namespace cachalot

@@ -1,0 +1,93 @@
+// Decoder: a model's weights on a device, and its forward pass, written once for every family and every device.
+// Weight structs hold what a layer has; which fields exist is decided by the file, never by the device.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "model/config.h"
+#include "ops/ops.h"
+
+namespace cachalot {
+
+// Grouped-query attention (Ainslie et al. 2023): llama, qwen2, qwen3.
+struct GqaWeights {
+  Linear qkv;               // [(n_heads + 2 * n_kv_heads) * head_dim, hidden], with qwen2's bias
+  Constant q_norm, k_norm;  // [head_dim], qwen3
+  Linear o;                 // [hidden, n_heads * head_dim]
+};
+
+// Multi-head latent attention (DeepSeek-V2, section 2.1).
+struct MlaWeights {
+  Linear qkv_a;        // [q | latent | k_rope, hidden]: q is q_a (q_rank) when the model has one, else n_heads * (nope + rope_dim)
+  Constant q_a_norm;   // [q_rank]
+  Linear q_b;          // [n_heads * (nope + rope_dim), q_rank]
+  Constant kv_a_norm;  // [kv_rank]
+  Linear kv_b;         // [n_heads * (nope + v_dim), kv_rank]: the expanded form
+  Linear uk_t;         // n_heads matrices [kv_rank, nope]: queries into the latent space
+  Linear uv;           // n_heads matrices [v_dim, kv_rank]: latent results to values
+  Linear o;            // [hidden, n_heads * v_dim]
+};
+
+struct DenseFfn {
+  Linear gate_up;  // [2 * intermediate, hidden]
+  Linear down;     // [hidden, intermediate]
+};
+
+struct MoeFfn {
+  Linear router;         // [n_experts, hidden], kept in f32
+  Constant router_bias;  // [n_experts], or absent
+  Experts experts;
+};
+
+struct Layer {
+  Constant attn_norm, ffn_norm;  // [hidden]
+  std::variant<GqaWeights, MlaWeights> attn;
+  std::variant<DenseFfn, MoeFfn> ffn;
+};
+
+// The KV pages of every layer.
+using KvLayers = std::span<const KvLayer>;
+
+struct LoadOptions {
+  int max_positions = 0;       // rows of the rope table; 0 takes the model's own limit
+  bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of bf16
+  std::function<void(size_t done_bytes, size_t total_bytes)> progress;
+};
+
+class Decoder {
+ public:
+  // Packs every weight onto `ops`; the checkpoint may be closed afterwards. Throws Error naming the tensor that is missing or misshapen.
+  static Decoder load(const Checkpoint& checkpoint, const Config& config, Ops& ops, const LoadOptions& options = {});
+
+  // Runs one step and leaves the logits of batch.logit_rows in `logits`, f32 [n_logits, vocab].
+  void forward(Ops& ops, const Batch& batch, KvLayers kv, View logits) const;
+
+  [[nodiscard]] const Config& config() const { return config_; }
+  [[nodiscard]] int max_positions() const { return max_positions_; }
+  [[nodiscard]] size_t weight_bytes() const;  // device memory of all packed weights, shared ones once
+
+ private:
+  Config config_;
+  int max_positions_ = 0;
+  Linear embed_, lm_head_;
+  Constant final_norm_, rope_table_;
+  Rope rope_;
+  std::vector<Layer> layers_;
+};
+
+// What one layer's attention and FFN run on.
+struct Step {
+  Ops& ops;
+  const Config& config;
+  const Batch& batch;
+  Rope rope;
+};
+void attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View x, View y);  // attention_gqa.cpp
+void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x, View y);  // attention_mla.cpp
+void ffn(const Step& step, const DenseFfn& w, View x, View y);                             // ffn.cpp
+void ffn(const Step& step, const MoeFfn& w, View x, View y);
+
+}  // namespace cachalot

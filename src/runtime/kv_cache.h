@@ -1,0 +1,45 @@
+// KvCache: the pages of every layer on the device, the pool that hands them out, and the block tables of sequences.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/decoder.h"
+#include "runtime/block_pool.h"
+
+namespace cachalot {
+
+// A sequence of tokens, and the part of it whose rows are in the cache. Logical block i holds tokens [i, i + 1) * block_tokens.
+struct Sequence {
+  std::vector<int> tokens;
+  int n_computed = 0;
+  std::vector<int> blocks;
+
+  [[nodiscard]] int n_tokens() const { return static_cast<int>(tokens.size()); }
+};
+
+class KvCache {
+ public:
+  // Pages for n_blocks * block_tokens tokens in each of the model's layers.
+  KvCache(Ops& ops, const Config& config, KvFormat format, int block_tokens, int n_blocks);
+
+  [[nodiscard]] std::span<const KvLayer> layers() const { return layers_; }
+  [[nodiscard]] int block_tokens() const { return block_tokens_; }
+  [[nodiscard]] const BlockPool& pool() const { return pool_; }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+
+  // Gives the sequence blocks for its first n_tokens tokens. False, and nothing changed, when the pool has too few.
+  [[nodiscard]] bool reserve(Sequence& sequence, int n_tokens);
+  // Forgets rows from n_tokens on and returns blocks that only they used.
+  void truncate(Sequence& sequence, int n_tokens);
+  void release(Sequence& sequence) { truncate(sequence, 0); }
+
+ private:
+  int block_tokens_;
+  BlockPool pool_;
+  std::vector<KvLayer> layers_;
+  std::vector<Buffer> memory_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace cachalot
