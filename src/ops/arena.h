@@ -21,14 +21,15 @@ class Arena {
     if (chunks_.empty() || top_ + bytes > base_ + chunks_.back().size) grow(bytes);
     void* out = static_cast<std::byte*>(chunks_.back().memory.get()) + (top_ - base_);
     top_ += bytes;
+    peak_ = std::max(peak_, top_);
     return out;
   }
   [[nodiscard]] size_t mark() const { return top_; }
   void release(size_t mark) {
     CACHALOT_CHECK(mark <= top_, "{} after {}", mark, top_);
     top_ = mark;
-    if (mark == 0 && chunks_.size() > 1) {  // one chunk of the whole size from the next step on
-      wanted_ = base_ + chunks_.back().size;
+    if (mark == 0 && !chunks_.empty() && peak_ > chunks_.front().size) {  // one chunk of the whole size from the next step on
+      wanted_ = peak_;
       chunks_.clear();
     }
     while (chunks_.size() > 1 && top_ < base_) {
@@ -55,6 +56,7 @@ class Arena {
   Alloc alloc_;
   std::vector<Chunk> chunks_;
   size_t base_ = 0, top_ = 0;  // offset of the last chunk, and of the next free byte, over all chunks
+  size_t peak_ = 0;            // largest top_ so far, what was skipped at the ends of chunks included
   size_t wanted_ = 0;
 };
 

@@ -25,7 +25,7 @@ struct KvLayout {
   int k_dim = 0, v_dim = 0;    // per head; MLA: kv_lora_rank + rope_dim, and kv_lora_rank
   bool v_is_k_prefix = false;  // MLA: V is the first v_dim numbers of the K row, stored once
   KvFormat format = KvFormat::f32;
-  int block_tokens = 16;       // 8, 16, 32 or 64
+  int block_tokens = 16;  // 8, 16, 32 or 64
 
   [[nodiscard]] size_t k_row_bytes() const { return static_cast<size_t>(heads) * static_cast<size_t>(k_dim) * size_of(dtype_of(format)); }
   [[nodiscard]] size_t v_row_bytes() const {

@@ -120,7 +120,7 @@ class Ops {
   virtual Buffer alloc(size_t bytes) = 0;  // zeroed, aligned to 256 bytes
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;  // waits for everything enqueued before
-  Constant constant(std::span<const float> values, int rows, int cols);      // f32 matrix
+  Constant constant(std::span<const float> values, int rows, int cols);     // f32 matrix
 
   // ---- temporary memory: a bump arena, released by Scope ----
   virtual View temp(DType dtype, int rows, int cols) = 0;

@@ -10,10 +10,10 @@
 namespace cachalot {
 
 struct TraceRecord {
-  int index;              // call number since the last reset
+  int index;  // call number since the last embed, which is the first call (0) of a forward pass
   const char* op;
-  View out;               // the main output (the residual for add_rmsnorm)
-  double seconds;         // host time of the call; the work itself only where host_memory()
+  View out;        // the main output (the residual for add_rmsnorm)
+  double seconds;  // host time of the call; the work itself only where host_memory()
 };
 // Called after each op has run.
 using TraceSink = std::function<void(const TraceRecord&)>;
