@@ -19,13 +19,13 @@ class GgufFile;  // io/gguf.h
 
 // One tensor as its file stores it.
 struct TensorInfo {
-  std::string name;              // the file's own name
-  Format format = Format::f32;   // fp8_block for F8_E4M3 weights that have a scale tensor beside them
-  std::vector<int64_t> shape;    // slowest first, as PyTorch writes it
+  std::string name;             // the file's own name
+  Format format = Format::f32;  // fp8_block for F8_E4M3 weights that have a scale tensor beside them
+  std::vector<int64_t> shape;   // slowest first, as PyTorch writes it
   std::span<const std::byte> data;
-  std::string file;              // path of the shard that holds it
-  std::string_view dtype;        // the file's own word for the type: "BF16", "Q4_K"
-  bool has_format = true;        // false: a type that no Format stands for (I64, or F8_E4M3 without scales); `format` means nothing
+  std::string file;        // path of the shard that holds it
+  std::string_view dtype;  // the file's own word for the type: "BF16", "Q4_K"
+  bool has_format = true;  // false: a type that no Format stands for (I64, or F8_E4M3 without scales); `format` means nothing
 };
 
 class Checkpoint {

@@ -1,0 +1,51 @@
+// AtomicFile on C streams.
+#include "io/atomic_file.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+
+namespace cachalot {
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
+  temporary_ += fmt::format(".tmp{}", ::getpid());
+  file_ = std::fopen(temporary_.c_str(), "wbe");
+  if (file_ == nullptr) failed("create");
+}
+
+AtomicFile::~AtomicFile() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  std::error_code ignored;
+  std::filesystem::remove(temporary_, ignored);
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  if (!bytes.empty() && std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) failed("write");
+  position_ += bytes.size();
+}
+
+void AtomicFile::pad_to(uint64_t multiple) {
+  const std::vector<std::byte> zeros((multiple - position_ % multiple) % multiple);
+  write(zeros);
+}
+
+void AtomicFile::commit() {
+  if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) failed("write");
+  const int closed = std::fclose(file_);
+  file_ = nullptr;
+  std::error_code error;
+  if (closed == 0) std::filesystem::rename(temporary_, path_, error);
+  if (closed == 0 && !error) return;
+  const std::string reason = error ? error.message() : std::strerror(errno);
+  std::filesystem::remove(temporary_, error);
+  fail("{}: cannot put the finished file in its place: {}", name(), reason);
+}
+
+void AtomicFile::failed(const char* doing) { fail("{}: cannot {} the file: {}", name(), doing, std::strerror(errno)); }
+
+}  // namespace cachalot

@@ -1,0 +1,36 @@
+// AtomicFile: a file written piece by piece beside its place and renamed into it when complete, so that no reader sees half of it.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace cachalot {
+
+class AtomicFile {
+ public:
+  // Creates the temporary file. Throws Error naming the path.
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();  // removes the temporary file unless commit() succeeded
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void pad_to(uint64_t multiple);  // with zero bytes
+  [[nodiscard]] uint64_t position() const { return position_; }
+  [[nodiscard]] std::string name() const { return path_.string(); }
+  // Closes the file, its bytes on the disk, and puts it in its place.
+  void commit();
+
+ private:
+  [[noreturn]] void failed(const char* doing);
+
+  std::filesystem::path path_, temporary_;
+  std::FILE* file_ = nullptr;
+  uint64_t position_ = 0;
+};
+
+}  // namespace cachalot
