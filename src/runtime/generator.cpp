@@ -70,6 +70,8 @@ Generator::Generator(Ops& ops, const Decoder& decoder, const GeneratorOptions& o
                .max_sequence = options.max_context},
               options.form) {}
 
+Generator::~Generator() = default;
+
 Generator::Running* Generator::find(int request) {
   for (auto& r : requests_)
     if (r->id == request) return r.get();

@@ -50,6 +50,7 @@ struct GeneratorOptions {
 class Generator {
  public:
   Generator(Ops& ops, const Decoder& decoder, const GeneratorOptions& options);
+  ~Generator();
 
   // Throws Error when the prompt is empty, holds an id outside the vocabulary, does not fit the context, or all places are taken.
   int add(GenerationRequest request);

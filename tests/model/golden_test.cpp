@@ -1,0 +1,126 @@
+// Every golden checkpoint through RefOps: logits, hidden states and greedy text against the reference; and each pair of paths that must
+// agree: chunk sizes, block sizes, absorbed and expanded attention.
+#include "support/golden.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ops/ref_ops.h"
+#include "ops/trace_ops.h"
+#include "runtime/generator.h"
+#include "support/support.h"
+
+namespace cachalot::test {
+namespace {
+
+constexpr float kRefTolerance = 2e-5f;  // of the largest |logit|
+
+class GoldenModel : public testing::TestWithParam<std::string> {
+ protected:
+  [[nodiscard]] std::filesystem::path folder() const { return testdata("golden/" + GetParam()); }
+};
+
+TEST_P(GoldenModel, LogitsThroughRefOps) {
+  const Golden golden = read_golden(folder());
+  TestModel model = load_model(folder(), make_ref_ops());
+  ASSERT_EQ(model.config.vocab, golden.vocab);
+  EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids), golden.logits), kRefTolerance * max_abs(golden.logits));
+}
+
+TEST_P(GoldenModel, HiddenStatesThroughRefOps) {
+  const Golden golden = read_golden(folder());
+  TestModel model = load_model(folder(), make_ref_ops());
+  std::vector<std::vector<float>> hidden;
+  int n_norms = 0;
+  const auto keep = [&](View x) {
+    std::vector<float> rows;
+    for (int r = 0; r < x.n_rows(); ++r) rows.insert(rows.end(), x.row<float>(r), x.row<float>(r) + x.n_cols());
+    hidden.push_back(std::move(rows));
+  };
+  TestModel traced{make_trace_ops(*model.ops,
+                                  [&](const TraceRecord& record) {
+                                    const std::string op = record.op;
+                                    if (op == "embed" || (op == "add_rmsnorm" && ++n_norms % 2 == 0)) keep(record.out);
+                                  }),
+                   model.config, model.decoder};
+  run_logits(traced, golden.input_ids);
+  ASSERT_EQ(static_cast<int>(hidden.size()), golden.n_hidden);
+  const size_t layer_size = golden.hidden.size() / static_cast<size_t>(golden.n_hidden);
+  for (int l = 0; l < golden.n_hidden; ++l) {
+    // transformers gives its last hidden state after the final norm; only the MLA references are before it.
+    if (l + 1 == golden.n_hidden && !model.config.mla) break;
+    const std::vector<float> want(golden.hidden.begin() + static_cast<ptrdiff_t>(layer_size) * l,
+                                  golden.hidden.begin() + static_cast<ptrdiff_t>(layer_size) * (l + 1));
+    EXPECT_LE(max_abs_difference(hidden[static_cast<size_t>(l)], want), kRefTolerance * max_abs(want)) << "layer " << l;
+  }
+}
+
+TEST_P(GoldenModel, GreedyIds) {
+  const Golden golden = read_golden(folder());
+  TestModel model = load_model(folder(), make_ref_ops());
+  Generator generator(*model.ops, model.decoder, {.max_context = 64, .chunk = 16});
+  GenerationRequest request{.prompt = {golden.greedy.begin(), golden.greedy.begin() + 16}, .max_tokens = 24, .ignore_eos = true};
+  request.sampling.temperature = 0;
+  const int id = generator.add(request);
+  while (generator.step([](const GenerationEvent&) {})) {
+  }
+  EXPECT_EQ(generator.sequence(id).tokens, golden.greedy);
+}
+
+TEST_P(GoldenModel, ChunkSizesBlockSizesAndFormsAgree) {
+  const Golden golden = read_golden(folder());
+  TestModel model = load_model(folder(), make_ref_ops());
+  const std::vector<float> whole = run_logits(model, golden.input_ids);
+  const float tolerance = 2e-6f * max_abs(whole);
+  for (const int chunk : {1, 7, 16, 64})
+    EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids, {.chunk = chunk}), whole), tolerance) << "chunk " << chunk;
+  for (const int block : {8, 32, 64})
+    EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids, {.chunk = 19, .block_tokens = block}), whole), tolerance)
+        << "block " << block;
+  for (const MlaForm form : {MlaForm::absorbed, MlaForm::expanded})
+    for (const int chunk : {1, 16, 96})
+      EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids, {.chunk = chunk, .form = static_cast<int>(form)}), whole),
+                2 * tolerance)
+          << "form " << static_cast<int>(form) << " chunk " << chunk;
+}
+
+TEST_P(GoldenModel, AloneEqualsInABatchOfSeven) {
+  const Golden golden = read_golden(folder());
+  TestModel model = load_model(folder(), make_ref_ops());
+  const auto run = [&](int max_requests, const std::vector<std::vector<int>>& prompts) {
+    Generator generator(*model.ops, model.decoder, {.max_context = 128, .max_requests = max_requests, .chunk = 40});
+    std::vector<int> ids;
+    for (const auto& prompt : prompts) {
+      GenerationRequest request{.prompt = prompt, .max_tokens = 12, .ignore_eos = true};
+      request.sampling.temperature = 0;
+      ids.push_back(generator.add(request));
+    }
+    while (generator.step([](const GenerationEvent&) {})) {
+    }
+    std::vector<std::vector<int>> out;
+    for (const int id : ids) out.push_back(generator.sequence(id).tokens);
+    return out;
+  };
+  std::vector<std::vector<int>> prompts;
+  for (int i = 0; i < 7; ++i) prompts.emplace_back(golden.input_ids.begin() + i, golden.input_ids.begin() + i + 5 + 13 * i);
+  const auto together = run(7, prompts);
+  for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(run(1, {prompts[i]})[0], together[i]) << "request " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel, testing::ValuesIn(golden_models()), [](const auto& param) {
+  std::string name = param.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+TEST(Golden, V32IsRefusedInOneLine) {
+  const auto checkpoint = Checkpoint::open(testdata("golden/deepseek-v32"));
+  const std::string message = error_of([&] { (void)read_config(*checkpoint); });
+  EXPECT_NE(message.find("deepseek_v32"), std::string::npos) << message;
+  EXPECT_NE(message.find("not supported"), std::string::npos) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace cachalot::test
