@@ -46,6 +46,30 @@ void check_unique_keys(simdjson::dom::element element, const std::string& name) 
   }
 }
 
+// Hugging Face configs hold integers past 64 bits (model_max_length is often 10^30), which simdjson refuses. Written with an
+// exponent they are doubles.
+std::string widen_big_integers(std::string_view text) {
+  constexpr size_t kSafeDigits = 19;
+  std::string out;
+  out.reserve(text.size() + 64);
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    if (in_string || c < '0' || c > '9') {
+      if (c == '"') in_string = !in_string;
+      if (in_string && c == '\\' && i + 1 < text.size()) out += text[i++];
+      out += text[i++];
+      continue;
+    }
+    const size_t end = std::min(text.find_first_not_of("0123456789.eE+-", i), text.size());
+    const std::string_view number = text.substr(i, end - i);
+    out += number;
+    if (number.size() > kSafeDigits && number.find_first_of(".eE+-") == std::string_view::npos) out += "e0";
+    i = end;
+  }
+  return out;
+}
+
 }  // namespace
 
 JsonDocument JsonDocument::parse(std::string_view text, std::string name, JsonLimits limits) {
@@ -55,6 +79,11 @@ JsonDocument JsonDocument::parse(std::string_view text, std::string name, JsonLi
   simdjson::dom::element root;
   auto error = document.parser_->allocate(std::max<size_t>(text.size(), 64), limits.max_depth);
   if (error == simdjson::SUCCESS) error = document.parser_->parse(text.data(), text.size()).get(root);
+  if (error == simdjson::NUMBER_ERROR) {
+    const std::string widened = widen_big_integers(text);
+    error = document.parser_->allocate(widened.size(), limits.max_depth);
+    if (error == simdjson::SUCCESS) error = document.parser_->parse(widened.data(), widened.size()).get(root);
+  }
   if (error == simdjson::DEPTH_ERROR) fail("{}: JSON nested deeper than {} levels", name, limits.max_depth);
   if (error != simdjson::SUCCESS) fail("{}: not valid JSON: {}", name, simdjson::error_message(error));
   if (limits.unique_keys) check_unique_keys(root, name);

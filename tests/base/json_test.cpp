@@ -68,6 +68,17 @@ TEST(Json, IntegersAreNotWrapped) {
   EXPECT_THROW((void)document.root().at("big").integer(), Error);
 }
 
+// model_max_length of many Hugging Face configs.
+TEST(Json, IntegersPast64BitsBecomeDoubles) {
+  const auto document = JsonDocument::parse(
+      R"({"a": 1000000000000000019884624838656, "b": "1000000000000000019884624838656\" 1", "c": [-100000000000000000000, 7]})",
+      "big.json");
+  EXPECT_DOUBLE_EQ(document.root().at("a").number(), 1e30);
+  EXPECT_EQ(document.root().at("b").string(), "1000000000000000019884624838656\" 1");
+  EXPECT_DOUBLE_EQ(JsonValue(document.root().at("c").array().at(0).value(), "c").number(), -1e20);
+  EXPECT_EQ(JsonValue(document.root().at("c").array().at(1).value(), "c").integer(), 7);
+}
+
 TEST(Json, MalformedTextIsRefused) {
   for (const std::string_view text : {"", "   ", "{", "}", "[1,]", "{\"a\":1", "{\"a\" 1}", "{'a': 1}", "nul", "01", "[1] [2]", "\"\\x\"",
                                       "\"\xff\"", "\"\n\"", "{\"a\":1}}", "1e999", "NaN", "\"\\ud800\""})
