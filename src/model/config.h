@@ -22,6 +22,7 @@ struct RopeConfig {
   double factor = 1.0;
   int original_positions = 0;
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
+  double mscale_all_dim = 0.0;                           // yarn with MLA: its magnitude, squared, is part of softmax_scale; 0: none
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   std::vector<float> freq_factors;                       // [dim / 2] divisors stored in the file (GGUF rope_freqs.weight), or empty
   double magnitude = 1.0;                                // multiplies cos and sin

@@ -72,6 +72,7 @@ void read_rope(const Reader& in, const Checkpoint& checkpoint, Config& c) {
       // The file stores 0.1 * mscale_all_dim; its mscale is taken as equal, so cos and sin keep magnitude 1.
       const double all_dim = in.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1;
       const double magnitude = all_dim != 0.0 ? yarn_magnitude(r.factor, all_dim) : 1.0;
+      r.mscale_all_dim = all_dim;
       softmax_factor = magnitude * magnitude;
       if (all_dim == 0.0) c.notes.push_back("rope.scaling.yarn_log_multiplier is missing: the softmax scale carries no YaRN factor");
     } else {

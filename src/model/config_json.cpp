@@ -66,6 +66,7 @@ double read_rope_scaling(const JsonValue& scaling, bool mla, RopeConfig& rope) {
     rope.magnitude = yarn_magnitude(rope.factor, mscale) / yarn_magnitude(rope.factor, all_dim);
   else
     rope.magnitude = yarn_magnitude(rope.factor, mscale != 0.0 ? mscale : 1.0);
+  rope.mscale_all_dim = all_dim;
   return all_dim != 0.0 ? yarn_magnitude(rope.factor, all_dim) : 1.0;
 }
 

@@ -1,4 +1,4 @@
-// The three matrices that both forms of latent attention need, from whichever of them a file holds. Internal to model/.
+// The three matrices that both forms of latent attention need, from whichever of them a file holds.
 #pragma once
 
 #include <string>
