@@ -22,21 +22,10 @@ Buffer zeroed(size_t bytes) {
 }
 
 void check_segment(const LinearSource& first, const LinearSource& s) {
-  if (s.out <= 0 || s.in <= 0 || s.matrices.empty())
-    fail("{}: found a matrix of {} x {} ({} of them)", s.name, s.out, s.in, s.n_matrices());
+  validate(s);
   if (s.in != first.in) fail("{}: found an input of {}, expected {} as in {}", s.name, s.in, first.in, first.name);
   if (s.n_matrices() != first.n_matrices())
     fail("{}: found {} matrices, expected {} as in {}", s.name, s.n_matrices(), first.n_matrices(), first.name);
-  if (!s.bias.empty() && (s.n_matrices() != 1 || s.bias.size() != static_cast<size_t>(s.out)))
-    fail("{}: found a bias of {}, expected one matrix of {} rows", s.name, s.bias.size(), s.out);
-  if (s.perm.empty()) return;
-  if (s.perm.size() != static_cast<size_t>(s.in)) fail("{}: found a permutation of {}, expected {}", s.name, s.perm.size(), s.in);
-  std::vector<bool> seen(s.perm.size());
-  for (const int32_t column : s.perm) {
-    if (column < 0 || column >= s.in || seen[static_cast<size_t>(column)])
-      fail("{}: found column {} in the permutation, expected each of 0..{} once", s.name, column, s.in - 1);
-    seen[static_cast<size_t>(column)] = true;
-  }
 }
 
 // y = x / rms(x) * w, sums in double.

@@ -1,0 +1,161 @@
+// Cases of the cache and of attention: GQA and MLA, all page sizes and cache formats, ragged batches with padding, long contexts in chunks.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/case_support.h"
+#include "ops/paged_batch.h"
+
+namespace cachalot::test {
+namespace {
+
+const char* name_of_format(KvFormat format) { return name_of(dtype_of(format)); }
+
+std::string attention_name(const char* op, const AttentionCase& s) {
+  return fmt::format("{}/{}/{}x{}of{}x{}/{}/block{}", op, s.label, s.heads, s.layout.k_dim, s.layout.heads, s.layout.v_dim,
+                     name_of_format(s.layout.format), s.layout.block_tokens);
+}
+int attended(const AttentionCase& s) { return s.count >= 0 ? s.count : static_cast<int>(s.sequences.size()) - s.first; }
+
+// Query-context pairs and context rows of the attended sequences.
+struct Work {
+  double pairs = 0.0, context = 0.0, rows = 0.0;
+};
+Work work_of(const AttentionCase& s) {
+  Work w;
+  for (int i = s.first; i < s.first + attended(s); ++i) {
+    const SequenceShape& seq = s.sequences[static_cast<size_t>(i)];
+    if (seq.kv_len == 0) continue;
+    w.pairs += seq.n_q * (seq.kv_len - (seq.n_q - 1) / 2.0);
+    w.context += seq.kv_len;
+    w.rows += seq.n_q;
+  }
+  return w;
+}
+
+constexpr MlaDims kTinyMla{.n_heads = 2, .nope = 8, .rope_dim = 4, .v_dim = 6, .kv_rank = 16};
+constexpr MlaDims kGoldenMla{.n_heads = 4, .nope = 32, .rope_dim = 16, .v_dim = 32, .kv_rank = 64};
+constexpr MlaDims kDeepSeekMla{.n_heads = 2, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512};
+
+KvLayout mla_layout(int rank, int rope_dim, KvFormat format, int block_tokens) {
+  return {.heads = 1, .k_dim = rank + rope_dim, .v_dim = rank, .v_is_k_prefix = true, .format = format, .block_tokens = block_tokens};
+}
+KvLayout gqa_layout(int heads, int k_dim, int v_dim, KvFormat format, int block_tokens) {
+  return {.heads = heads, .k_dim = k_dim, .v_dim = v_dim, .format = format, .block_tokens = block_tokens};
+}
+
+OpCase kv_write_case(const KvLayout& layout, std::span<const SequenceShape> shapes) {
+  OpCase c{.name = fmt::format("kv_write/{}x{}x{}/{}/block{}", layout.heads, layout.k_dim, layout.v_dim, name_of_format(layout.format),
+                               layout.block_tokens),
+           .op = "kv_write"};
+  const std::vector<SequenceShape> sequences(shapes.begin(), shapes.end());
+  for (const SequenceShape& s : sequences) c.bytes += s.n_q * 2.0 * static_cast<double>(layout.token_bytes());
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const auto paged = make_paged_batch(b, layout, sequences);
+    const auto k = b.activations(paged->batch.n_tokens, layout.heads * layout.k_dim, 1.0f, 8);
+    const auto v = layout.v_is_k_prefix ? nullptr : b.activations(paged->batch.n_tokens, layout.heads * layout.v_dim);
+    b.output("k", paged->k, true);
+    if (v) b.output("v", paged->v, true);
+    return b.finish([&ops, p = paged.get(), k, v] { ops.kv_write(p->kv, p->batch, k->view(), v ? v->view() : View{}); });
+  };
+  return c;
+}
+
+OpCase kv_gather_case(const KvLayout& layout, bool f32_out) {
+  OpCase c{.name = fmt::format("kv_gather/{}/{}/block{}{}", layout.k_dim, name_of_format(layout.format), layout.block_tokens,
+                               f32_out ? "/f32" : ""),
+           .op = "kv_gather"};
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const SequenceShape sequences[] = {{1, 9}, {3, 150}, {1, 5}};
+    const auto paged = make_paged_batch(b, layout, sequences);
+    const auto out = b.unset(f32_out ? DType::f32 : ops.activation(), 101, layout.heads * layout.k_dim);
+    b.output("out", out);
+    return b.finish(
+        [&ops, p = paged.get(), out] { ops.kv_gather({.kv = p->kv, .batch = &p->batch, .rows = p->rows(0, 3)}, 1, 33, 101, out->view()); });
+  };
+  return c;
+}
+
+}  // namespace
+
+OpCase attend_case(const AttentionCase& s) {
+  OpCase c{.name = attention_name("attend", s), .op = "attend"};
+  const Work work = work_of(s);
+  c.bytes = work.context * static_cast<double>(s.layout.token_bytes()) + work.rows * s.heads * (s.layout.k_dim + s.layout.v_dim) * 4.0;
+  c.flops = 2.0 * work.pairs * s.heads * (s.layout.k_dim + s.layout.v_dim);
+  if (s.query_scale > 10.0f) c.slack = 1000.0;  // scores of 1e5 have an absolute error of 1e-2 in f32, which is the weights' relative error
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const auto paged = make_paged_batch(b, s.layout, s.sequences);
+    const Rows rows = paged->rows(s.first, attended(s));
+    const auto q = b.activations(rows.n_rows, s.heads * s.layout.k_dim, s.query_scale),
+               out = b.unset(ops.activation(), rows.n_rows, s.heads * s.layout.v_dim);
+    b.output("out", out);
+    const Attn attn{.kv = paged->kv, .batch = &paged->batch, .rows = rows, .scale = 1.0f / std::sqrt(static_cast<float>(s.layout.k_dim))};
+    return b.finish([&ops, attn, q, out] { ops.attend(attn, q->view(), out->view()); });
+  };
+  return c;
+}
+
+OpCase attend_expanded_case(const AttentionCase& s, const MlaDims& dims, Format kv_b) {
+  OpCase c{.name = attention_name("attend_expanded", s) + "/" + format_name(kv_b), .op = "attend_expanded", .quantised = !is_float(kv_b)};
+  const Work work = work_of(s);
+  const WeightShape shape{.format = kv_b, .out = dims.n_heads * (dims.nope + dims.v_dim), .in = dims.kv_rank};
+  c.bytes = weight_bytes(shape) + work.context * static_cast<double>(s.layout.token_bytes());
+  c.flops = 2.0 * work.context * shape.out * shape.in + 2.0 * work.pairs * dims.n_heads * (dims.nope + dims.rope_dim + dims.v_dim);
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const auto paged = make_paged_batch(b, s.layout, s.sequences);
+    const Rows rows = paged->rows(s.first, attended(s));
+    const Linear w = b.weights(shape);
+    const auto q = b.activations(rows.n_rows, dims.n_heads * (dims.nope + dims.rope_dim), s.query_scale, 32);
+    const auto out = b.unset(ops.activation(), rows.n_rows, dims.n_heads * dims.v_dim);
+    b.output("out", out);
+    const Attn attn{
+        .kv = paged->kv, .batch = &paged->batch, .rows = rows, .scale = 1.0f / std::sqrt(static_cast<float>(dims.nope + dims.rope_dim))};
+    return b.finish([&ops, attn, dims, q, w, out] { ops.attend_expanded(attn, dims, q->view(), w, out->view()); });
+  };
+  return c;
+}
+
+void add_attention_cases(std::vector<OpCase>& cases) {
+  const std::vector<SequenceShape> one{{1, 1}}, decode{{1, 1}, {1, 7}, {1, 8}, {1, 9}, {1, 64}, {1, 65}, {1, 200}, {1, 0}, {1, 0}};
+  const std::vector<SequenceShape> mixed{{1, 30}, {1, 0}, {2, 2}, {3, 70}, {5, 129}, {16, 16}, {33, 100}, {70, 70}};
+  const std::vector<SequenceShape> long_context{{1, 1500}, {1, 3}};
+  const std::vector<SequenceShape> whole_prompt{{130, 130}, {17, 150}};
+  const KvFormat formats[] = {KvFormat::f32, KvFormat::f16, KvFormat::bf16};
+  const int blocks[] = {8, 16, 32, 64};
+  for (const KvFormat f : formats)
+    for (const int block : blocks) {
+      cases.push_back(kv_write_case(gqa_layout(2, 24, 18, f, block), mixed));
+      cases.push_back(kv_write_case(mla_layout(64, 16, f, block), mixed));
+      cases.push_back(kv_gather_case(mla_layout(64, 16, f, block), block >= 32));
+      cases.push_back(attend_case({"decode", 4, gqa_layout(2, 64, 64, f, block), decode}));
+      cases.push_back(attend_case({"mixed", 9, gqa_layout(3, 64, 64, f, block), mixed}));
+      cases.push_back(attend_case({"decode", 4, mla_layout(64, 16, f, block), decode}));
+      cases.push_back(attend_case({"mixed", 3, mla_layout(24, 12, f, block), mixed}));
+      cases.push_back(attend_expanded_case({"mixed", 2, mla_layout(16, 4, f, block), mixed}, kTinyMla, Format::f32));
+    }
+  for (const KvFormat f : formats) {
+    const std::vector<SequenceShape> few{{1, 65}, {3, 40}, {1, 0}};
+    cases.push_back(attend_case({"one", 4, gqa_layout(4, 128, 128, f, 16), one}));
+    cases.push_back(attend_case({"part", 8, gqa_layout(2, 128, 128, f, 16), mixed, 2, 4}));
+    cases.push_back(attend_case({"prompt", 8, gqa_layout(1, 128, 128, f, 32), whole_prompt}));
+    cases.push_back(attend_case({"uneven", 6, gqa_layout(3, 48, 40, f, 16), mixed}));
+    cases.push_back(attend_case({"odd", 5, gqa_layout(5, 18, 7, f, 8), mixed}));
+    cases.push_back(attend_case({"long", 4, gqa_layout(2, 64, 64, f, 16), long_context}));
+    cases.push_back(attend_case({"mla", 16, mla_layout(512, 64, f, 64), few}));
+    cases.push_back(attend_case({"mla", 128, mla_layout(512, 64, f, 16), few}));
+    cases.push_back(attend_case({"mla_long", 16, mla_layout(512, 64, f, 64), long_context}));
+    cases.push_back(attend_case({"huge_scores", 4, gqa_layout(2, 64, 64, f, 16), decode, 0, -1, 1e5f}));
+    cases.push_back(attend_expanded_case({"part", 4, mla_layout(64, 16, f, 16), mixed, 2, 5}, kGoldenMla, Format::bf16));
+    cases.push_back(attend_expanded_case({"long", 2, mla_layout(16, 4, f, 64), {{1, 0}, {40, 1100}, {600, 600}}}, kTinyMla, Format::f32));
+    cases.push_back(
+        attend_expanded_case({"deepseek", 2, mla_layout(512, 64, f, 16), {{1, 9}, {33, 50}, {1, 0}}}, kDeepSeekMla, Format::bf16));
+  }
+  for (const Format w : {Format::f16, Format::q8_0, Format::fp8_block, Format::q4_k})
+    cases.push_back(attend_expanded_case({"deepseek", 2, mla_layout(512, 64, KvFormat::bf16, 32), {{20, 41}, {3, 3}}}, kDeepSeekMla, w));
+}
+
+}  // namespace cachalot::test
