@@ -21,6 +21,7 @@ struct TokenizerParts;
 struct TokenizerOptions {
   std::string_view tokenizer_config;   // text of tokenizer_config.json, or empty
   std::string_view generation_config;  // text of generation_config.json, or empty
+  std::string_view chat_template;      // text of chat_template.jinja, or empty; goes before tokenizer_config.json's
   std::vector<int> eos_ids;            // further end tokens, such as config.json's; joined with those of the files
   std::optional<bool> add_bos;         // overrides what the files say
 };

@@ -87,11 +87,12 @@ void read_merges(const JsonValue& list, const Vocabulary& vocabulary, Bpe& bpe) 
         fail("{}[{}]: found \"{}\", expected two tokens with a space between them", list.where(), i, printable(text));
       add_merge(bpe, vocabulary, text.substr(0, space), text.substr(space + 1), list.where(), i);
     } else {
-      const JsonValue pair(element, fmt::format("{}[{}]", list.where(), i));
-      const auto sides = pair.array();
-      if (sides.size() != 2) fail("{}: found {} elements, expected 2", pair.where(), sides.size());
-      add_merge(bpe, vocabulary, JsonValue(sides.at(0).value(), pair.where()).string(),
-                JsonValue(sides.at(1).value(), pair.where()).string(), list.where(), i);
+      simdjson::dom::array sides;
+      std::string_view left, right;
+      if (element.get(sides) != simdjson::SUCCESS || sides.size() != 2 || sides.at(0).get(left) != simdjson::SUCCESS ||
+          sides.at(1).get(right) != simdjson::SUCCESS)
+        fail("{}[{}]: found {}, expected two tokens", list.where(), i, printable(simdjson::minify(element)));
+      add_merge(bpe, vocabulary, left, right, list.where(), i);
     }
     ++i;
   }
@@ -235,6 +236,7 @@ Tokenizer Tokenizer::from_json(std::string_view text, std::string name, const To
   for (const int id : options.eos_ids) add_eos(*parts, id);
   if (!parts->eos && !parts->eos_ids.empty()) parts->eos = parts->eos_ids.front();
   parts->add_bos = options.add_bos.value_or(parts->add_bos);
+  if (!options.chat_template.empty()) parts->chat_template = options.chat_template;
   return Tokenizer(std::move(parts));
 }
 

@@ -47,6 +47,14 @@ bool Vocabulary::set_byte(int id, std::string_view text, uint8_t byte) {
   return true;
 }
 
+void Vocabulary::set_kind(int id, TokenKind kind) {
+  CACHALOT_CHECK(contains(id));
+  Entry& entry = entries_[static_cast<size_t>(id)];
+  entry.kind = kind;
+  if (kind == TokenKind::kNormal) return;
+  if (const auto it = by_bytes_.find(entry.piece); it != by_bytes_.end() && it->second == id) by_bytes_.erase(it);
+}
+
 std::string_view Vocabulary::piece(int id) const { return contains(id) ? entries_[static_cast<size_t>(id)].piece : std::string_view(); }
 std::string_view Vocabulary::text(int id) const { return contains(id) ? entries_[static_cast<size_t>(id)].text : std::string_view(); }
 

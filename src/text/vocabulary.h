@@ -25,7 +25,8 @@ class Vocabulary {
   bool set(int id, std::string_view text, TokenKind kind);
   // Like set for a GGUF byte token: `text` spells `byte`.
   bool set_byte(int id, std::string_view text, uint8_t byte);
-  void set_kind(int id, TokenKind kind) { entries_[static_cast<size_t>(id)].kind = kind; }
+  // A token that is no longer normal is out of BPE's reach.
+  void set_kind(int id, TokenKind kind);
 
   [[nodiscard]] int size() const { return static_cast<int>(entries_.size()); }
   [[nodiscard]] bool contains(int id) const { return id >= 0 && id < size(); }
