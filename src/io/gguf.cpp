@@ -62,7 +62,7 @@ std::shared_ptr<const GgufFile> GgufFile::open(const fs::path& path) {
   }
   const auto stem = split_stem(path.filename().string(), number, count);
   if (!stem)
-    fail("{}: its metadata says part {} of {}, expected a name that ends in \"{}\" (parts joined into one file cannot be read)",
+    fail("{}: split.count: found part {} of {}, expected a name that ends in \"{}\" (parts joined into one file cannot be read)",
          path.string(), number + 1, count, part_name("", number, count));
 
   auto file = std::make_shared<GgufFile>();

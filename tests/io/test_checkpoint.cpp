@@ -53,7 +53,8 @@ TEST_P(GoldenCheckpoint, EveryTensorIsMappedAndReadable) {
   std::vector<float> row(static_cast<size_t>(hidden));
   dequant_row(embedding, 0, 0, row.data());
   for (int k = 0; k < hidden; ++k) {
-    const auto low = static_cast<uint16_t>(info->data[static_cast<size_t>(2 * k)]), high = static_cast<uint16_t>(info->data[static_cast<size_t>(2 * k + 1)]);
+    const auto low = static_cast<uint16_t>(info->data[static_cast<size_t>(2 * k)]),
+               high = static_cast<uint16_t>(info->data[static_cast<size_t>(2 * k + 1)]);
     EXPECT_EQ(row[static_cast<size_t>(k)], bf16_to_f32(static_cast<uint16_t>(low | (high << 8))));
   }
 }
@@ -65,7 +66,8 @@ INSTANTIATE_TEST_SUITE_P(Golden, GoldenCheckpoint,
                                            Golden{"golden/deepseek-v3", 91}, Golden{"tiny-v2", 248}, Golden{"tiny-v3", 616}),
                          [](const auto& param) {
                            std::string name = param.param.name;
-                           std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
                            return name;
                          });
 
