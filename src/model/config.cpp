@@ -78,6 +78,7 @@ Config read_config(const Checkpoint& checkpoint) {
     if (c.n_heads % c.n_kv_heads != 0) fail("{}: {} attention heads do not divide into {} key-value heads", file, c.n_heads, c.n_kv_heads);
     if (c.rope.dim > c.head_dim) fail("{}: rotary dimension {} exceeds the head dimension {}", file, c.rope.dim, c.head_dim);
   }
+  check_range(file, "number of experts", c.n_experts, 0, 65536);
   if (c.n_experts == 0 || c.first_dense > 0) check_range(file, "intermediate size", c.intermediate, 1, 1 << 24);
   if (c.n_experts > 0) check_router(c, file);
   if (c.n_mtp_layers != 0) check_range(file, "multi-token-prediction layers", c.n_mtp_layers, 0, 64);
