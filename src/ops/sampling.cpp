@@ -68,11 +68,25 @@ std::vector<float> adjusted(std::span<const float> logits, const SampleParams& p
   return out;
 }
 
-// Drops all but the k most likely, in no particular order.
-void keep_top_k(std::vector<Candidate>& candidates, int k) {
-  if (k <= 0 || static_cast<size_t>(k) >= candidates.size()) return;
-  std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), more_likely);
-  candidates.resize(static_cast<size_t>(k));
+// The k most likely tokens (all that are not forbidden when k <= 0), in no particular order, with their logits unchanged.
+std::vector<Candidate> most_likely(std::span<const float> logits, int k) {
+  std::vector<Candidate> out;
+  const size_t wanted = k <= 0 ? logits.size() : std::min(logits.size(), static_cast<size_t>(k));
+  out.reserve(wanted);
+  size_t i = 0;
+  for (; i < logits.size() && out.size() < wanted; ++i)
+    if (logits[i] != kForbidden) out.push_back({static_cast<double>(logits[i]), static_cast<int>(i)});
+  if (i == logits.size() || out.empty()) return out;
+  std::make_heap(out.begin(), out.end(), more_likely);  // the least likely in front
+  float least = static_cast<float>(out.front().logit);
+  for (; i < logits.size(); ++i) {
+    if (!(logits[i] > least)) continue;  // of equals, the earlier one stays
+    std::pop_heap(out.begin(), out.end(), more_likely);
+    out.back() = {static_cast<double>(logits[i]), static_cast<int>(i)};
+    std::push_heap(out.begin(), out.end(), more_likely);
+    least = static_cast<float>(out.front().logit);
+  }
+  return out;
 }
 
 // Drops all but the smallest set of most likely tokens whose probability is at least p. Sorts only as many as it needs.
@@ -103,52 +117,68 @@ void keep_min_p(std::vector<Candidate>& candidates, float min_p) {
   std::erase_if(candidates, [&](const Candidate& c) { return c.logit < least; });
 }
 
-// The exponential race. A token whose logit cannot win even with the best draw is passed over without one.
-int draw(const std::vector<Candidate>& candidates, const SampleParams& params) {
-  Uniform uniform(params.seed, params.step);
-  Candidate best{-std::numeric_limits<double>::infinity(), -1};
-  const auto race = [&](const Candidate& c) {
-    if (c.logit + kLargestGumbel < best.logit) return;
-    const Candidate entry{c.logit - std::log(-std::log(static_cast<double>(uniform.at(static_cast<uint32_t>(c.token))))), c.token};
-    if (more_likely(entry, best)) best = entry;
-  };
-  race(*std::min_element(candidates.begin(), candidates.end(), more_likely));  // raises the bar for the others
-  for (const Candidate& c : candidates) race(c);
-  return best.token;
-}
+// The exponential race. Most tokens are passed over without a logarithm, by bounds that only hold back losers: the entry of a token is at
+// most logit + kLargestGumbel; and it beats `best` only if -log u < e^x with x = logit - best, where -log u >= 1 - u and, for x < 1,
+// e^x <= 1 / (1 - x).
+class Race {
+ public:
+  explicit Race(const SampleParams& params) : uniform_(params.seed, params.step) {}
+  void enter(const Candidate& c) {
+    const double behind = best_.logit - c.logit;
+    if (behind > kLargestGumbel) return;
+    const auto u = static_cast<double>(uniform_.at(static_cast<uint32_t>(c.token)));
+    if ((1.0 - u) * (1.0 + behind) > 1.0 + 1e-9) return;
+    const Candidate entry{c.logit - std::log(-std::log(u)), c.token};
+    if (more_likely(entry, best_)) best_ = entry;
+  }
+  [[nodiscard]] const Candidate& best() const { return best_; }
 
+ private:
+  Uniform uniform_;
+  Candidate best_{-std::numeric_limits<double>::infinity(), -1};
+};
+
+// The first of the largest logits; -1 when all are forbidden.
 int greedy(std::span<const float> logits) {
-  const auto best = std::max_element(logits.begin(), logits.end());  // the first of equals
-  return best == logits.end() || *best == kForbidden ? -1 : static_cast<int>(best - logits.begin());
+  constexpr size_t kLanes = 16;  // for the compiler to use vectors
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, kForbidden);
+  for (size_t i = 0; i + kLanes <= logits.size(); i += kLanes)
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];
+  for (size_t i = logits.size() / kLanes * kLanes; i < logits.size(); ++i) lanes[0] = std::max(lanes[0], logits[i]);
+  const float largest = *std::max_element(lanes, lanes + kLanes);
+  return largest == kForbidden ? -1 : static_cast<int>(std::find(logits.begin(), logits.end(), largest) - logits.begin());
 }
 
 int choose(std::span<const float> logits, const SampleParams& params) {
-  if (!(params.temperature > 0.0f)) return greedy(logits);
-  std::vector<Candidate> candidates;
-  candidates.reserve(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i)
-    if (logits[i] != kForbidden)
-      candidates.push_back({static_cast<double>(logits[i]) / static_cast<double>(params.temperature), static_cast<int>(i)});
-  if (candidates.empty()) return -1;
-  keep_top_k(candidates, params.top_k);
+  const int likeliest = greedy(logits);
+  if (likeliest < 0 || !(params.temperature > 0.0f)) return likeliest;
+  const auto temperature = static_cast<double>(params.temperature);
+  const auto entrant = [&](int token) { return Candidate{static_cast<double>(logits[static_cast<size_t>(token)]) / temperature, token}; };
+  Race race(params);
+  race.enter(entrant(likeliest));  // raises the bar for the others
+  if (params.top_k <= 0 && !(params.top_p < 1.0f) && !(params.min_p > 0.0f)) {
+    for (size_t i = 0; i < logits.size(); ++i)
+      if (static_cast<double>(logits[i]) >= (race.best().logit - kLargestGumbel) * temperature) race.enter(entrant(static_cast<int>(i)));
+    return race.best().token;
+  }
+  std::vector<Candidate> candidates = most_likely(logits, params.top_k);
+  for (Candidate& c : candidates) c.logit /= temperature;
   keep_top_p(candidates, params.top_p);
   keep_min_p(candidates, params.min_p);
-  return draw(candidates, params);
+  for (const Candidate& c : candidates) race.enter(c);
+  return race.best().token;
 }
 
 void add_logprobs(std::span<const float> logits, int n_top, Sampled& out) {
   double sum = 0.0;
   const auto highest = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
   for (const float l : logits) sum += std::exp(static_cast<double>(l) - highest);
-  const double norm = highest + std::log(sum);
-  const auto logprob = [&](float logit) { return static_cast<float>(static_cast<double>(logit) - norm); };
+  const double log_sum = std::log(sum);
+  const auto logprob = [&](float logit) { return static_cast<float>((static_cast<double>(logit) - highest) - log_sum); };
   out.logprob = logprob(logits[static_cast<size_t>(out.token)]);
   if (n_top <= 0) return;
-  std::vector<Candidate> tokens;
-  tokens.reserve(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i)
-    if (logits[i] != kForbidden) tokens.push_back({static_cast<double>(logits[i]), static_cast<int>(i)});
-  keep_top_k(tokens, n_top);
+  std::vector<Candidate> tokens = most_likely(logits, n_top);
   std::sort(tokens.begin(), tokens.end(), more_likely);
   for (const Candidate& c : tokens) out.top.push_back({c.token, logprob(logits[static_cast<size_t>(c.token)])});
 }
@@ -159,13 +189,14 @@ float sample_uniform(uint64_t seed, uint64_t step, uint32_t token) { return Unif
 
 Sampled sample_token(std::span<const float> logits, const SampleParams& params) {
   Sampled out;
-  bool sound = false;
+  bool sound = true, any = false;
   for (const float l : logits) {
-    if (!(l <= std::numeric_limits<float>::max())) return {.finite = false};
-    sound = sound || l != kForbidden;
+    sound &= l <= std::numeric_limits<float>::max();
+    any |= l != kForbidden;
   }
+  if (!sound || !any) return {.finite = false};
   const bool plain = params.history.empty() && params.bias.empty();
-  if (sound) out.token = plain ? choose(logits, params) : choose(adjusted(logits, params), params);
+  out.token = plain ? choose(logits, params) : choose(adjusted(logits, params), params);
   out.finite = out.token >= 0;
   if (out.finite && params.n_logprobs >= 0) add_logprobs(logits, params.n_logprobs, out);
   return out;

@@ -36,7 +36,7 @@ TEST(DefaultBodies, ExpertByExpertEqualsTokenByToken) {
   DefaultOps ops;
   run_all(ops, op_cases({.contains = "moe/"}), 90);
 }
-TEST(OpCases, TraceOpsChangesNothingAndSeesEachOperation) {
+TEST(TraceOpsTest, ChangesNothingAndSeesEachOperation) {
   RefOps inner;
   std::set<std::string> seen, expected;
   const auto traced = make_trace_ops(inner, [&](const TraceRecord& r) { seen.insert(r.op); });
@@ -47,10 +47,5 @@ TEST(OpCases, TraceOpsChangesNothingAndSeesEachOperation) {
   run_all(*traced, some, expected.size());
   EXPECT_EQ(seen, expected);
 }
-TEST(OpCases, NamesAreUnique) {
-  std::set<std::string> names;
-  for (const OpCase& c : op_cases()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
-}
-
 }  // namespace
 }  // namespace cachalot::test
