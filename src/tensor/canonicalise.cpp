@@ -60,14 +60,7 @@ PlanarWeights allocate(int out, int in, int bits, int group) {
   return planar;
 }
 
-// Puts code `q` of row o, column k into zeroed bytes.
-void put_code(PlanarWeights& planar, int o, int k, int q) {
-  const size_t index = static_cast<size_t>(o) * static_cast<size_t>(planar.in) + static_cast<size_t>(k);
-  if (planar.bits == 8)
-    planar.codes[index] = static_cast<std::byte>(q);
-  else
-    planar.codes[index / 2] |= static_cast<std::byte>(q << (4 * (index % 2)));
-}
+size_t code_row_bytes(const PlanarWeights& planar) { return static_cast<size_t>(planar.in) * static_cast<size_t>(planar.bits) / 8; }
 
 void put_zero(PlanarWeights& planar, int o, int g, int zero) {
   planar.zeros[static_cast<size_t>(o) * static_cast<size_t>(planar.in / planar.group) + static_cast<size_t>(g)] =
@@ -104,6 +97,54 @@ std::vector<int32_t> column_order(const GptqTensors& t, int group) {
   return order;
 }
 
+// Moves column order[k] of every row to place k.
+void reorder_columns(PlanarWeights& planar, const std::vector<int32_t>& order) {
+  const size_t row_bytes = code_row_bytes(planar);
+  std::vector<std::byte> old(row_bytes);
+  for (size_t o = 0; o < static_cast<size_t>(planar.out); ++o) {
+    std::byte* row = &planar.codes[o * row_bytes];
+    std::memcpy(old.data(), row, row_bytes);
+    for (size_t k = 0; k < order.size(); ++k) {
+      const auto from = static_cast<size_t>(order[k]);
+      if (planar.bits == 8) {
+        row[k] = old[from];
+      } else {
+        const std::byte q = (old[from / 2] >> (4 * (from % 2))) & std::byte{15};
+        row[k / 2] = k % 2 == 0 ? q : row[k / 2] | (q << 4);
+      }
+    }
+  }
+}
+
+// The unpacking loops below walk along `in` inside a few words' worth of outputs, so that each line of the source is read few times
+// and few rows of the target are open at once.
+void unpack_awq_codes(const Words& codes, PlanarWeights& planar) {
+  constexpr int kTile = 4;
+  const size_t row_bytes = code_row_bytes(planar);
+  const int n_words = planar.out / 8;
+  for (int c0 = 0; c0 < n_words; c0 += kTile) {
+    for (int k = 0; k < planar.in; k += 2) {
+      for (int c = c0; c < std::min(c0 + kTile, n_words); ++c) {
+        const uint32_t even = codes.at(k, c), odd = codes.at(k + 1, c);
+        std::byte* column = &planar.codes[static_cast<size_t>(8 * c) * row_bytes + static_cast<size_t>(k / 2)];
+        for (size_t j = 0; j < 8; ++j)
+          column[j * row_bytes] = static_cast<std::byte>(field(even, kAwqNibble[j], 4) | (field(odd, kAwqNibble[j], 4) << 4));
+      }
+    }
+  }
+}
+
+// A GPTQ word holds consecutive inputs of one output, lowest bits first: in memory it is already a piece of the planar row.
+void unpack_gptq_codes(const Words& codes, PlanarWeights& planar) {
+  constexpr int kTile = 8;
+  const size_t row_bytes = code_row_bytes(planar);
+  const int n_word_rows = static_cast<int>(row_bytes / sizeof(uint32_t));
+  for (int o0 = 0; o0 < planar.out; o0 += kTile)
+    for (int r = 0; r < n_word_rows; ++r)
+      for (int o = o0; o < std::min(o0 + kTile, planar.out); ++o)
+        store(&planar.codes[static_cast<size_t>(o) * row_bytes + static_cast<size_t>(r) * sizeof(uint32_t)], codes.at(r, o));
+}
+
 }  // namespace
 
 PlanarWeights canonicalise(const AwqTensors& t) {
@@ -114,13 +155,10 @@ PlanarWeights canonicalise(const AwqTensors& t) {
   expect_bytes(t.name, "scales", t.scales.size(), "f16", n_groups, t.out, sizeof(uint16_t));
 
   PlanarWeights planar = allocate(t.out, t.in, 4, group);
-  const Words codes(t.qweight, n_words), zeros(t.qzeros, n_words);
-  for (int c = 0; c < n_words; ++c) {
-    for (int k = 0; k < t.in; ++k)
-      for (int j = 0; j < kPerWord; ++j) put_code(planar, kPerWord * c + j, k, field(codes.at(k, c), kAwqNibble[j], 4));
-    for (int g = 0; g < n_groups; ++g)
-      for (int j = 0; j < kPerWord; ++j) put_zero(planar, kPerWord * c + j, g, field(zeros.at(g, c), kAwqNibble[j], 4));
-  }
+  unpack_awq_codes(Words(t.qweight, n_words), planar);
+  const Words zeros(t.qzeros, n_words);
+  for (int o = 0; o < t.out; ++o)
+    for (int g = 0; g < n_groups; ++g) put_zero(planar, o, g, field(zeros.at(g, o / kPerWord), kAwqNibble[o % kPerWord], 4));
   transpose_scales(t.scales, planar);
   return planar;
 }
@@ -131,15 +169,12 @@ PlanarWeights canonicalise(const GptqTensors& t) {
   expect_bytes(t.name, "qweight", t.qweight.size(), "i32", t.in / per_word, t.out, sizeof(uint32_t));
   expect_packed_zeros(t.name, t.qzeros, n_groups, t.out, per_word);
   expect_bytes(t.name, "scales", t.scales.size(), "f16", n_groups, t.out, sizeof(uint16_t));
+  std::vector<int32_t> order = column_order(t, group);
 
   PlanarWeights planar = allocate(t.out, t.in, t.bits, group);
-  planar.perm = column_order(t, group);
-  const Words codes(t.qweight, t.out), zeros(t.qzeros, t.out / per_word);
+  unpack_gptq_codes(Words(t.qweight, t.out), planar);
+  const Words zeros(t.qzeros, t.out / per_word);
   for (int o = 0; o < t.out; ++o) {
-    for (int k = 0; k < t.in; ++k) {
-      const int stored = planar.perm.empty() ? k : planar.perm[static_cast<size_t>(k)];
-      put_code(planar, o, k, field(codes.at(stored / per_word, o), stored % per_word, t.bits));
-    }
     for (int g = 0; g < n_groups; ++g) {
       const int zero = field(zeros.at(g, o / per_word), o % per_word, t.bits) + (t.version == GptqVersion::v1 ? 1 : 0);
       if (zero > 255) fail("{}.qzeros: found zero point {} in group {} of output {}, expected at most 255", t.name, zero, g, o);
@@ -147,6 +182,8 @@ PlanarWeights canonicalise(const GptqTensors& t) {
     }
   }
   transpose_scales(t.scales, planar);
+  if (!order.empty()) reorder_columns(planar, order);
+  planar.perm = std::move(order);
   return planar;
 }
 

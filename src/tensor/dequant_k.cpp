@@ -6,15 +6,19 @@
 namespace cachalot {
 namespace {
 
+// Elements that share a scale in q2_k, q3_k and q6_k. Sub-block j lies in half j / 8, run j / 2 % 4 and lanes 16 * (j % 2) onward.
+constexpr int kSub = 16;
+constexpr int kNumSubs = kSuperBlock / kSub;
+
 // scales[16] (low nibble scale, high nibble minimum, per 16 elements), qs[64], d, dmin.
 void q2_k(const uint8_t* block, float* out) {
   const uint8_t *scales = block, *qs = block + 16;
   const float d = load_f16(block + 80), dmin = load_f16(block + 82);
-  for (int e = 0; e < kSuperBlock; ++e) {
-    const int half = e / 128, run = e % 128 / 32, lane = e % 32;
-    const float scale = d * static_cast<float>(scales[e / 16] & 15), minimum = dmin * static_cast<float>(scales[e / 16] >> 4);
-    const int q = (qs[32 * half + lane] >> (2 * run)) & 3;
-    out[e] = scale * static_cast<float>(q) - minimum;
+  for (int j = 0; j < kNumSubs; ++j, out += kSub) {
+    const float scale = d * static_cast<float>(scales[j] & 15), minimum = dmin * static_cast<float>(scales[j] >> 4);
+    const uint8_t* from = qs + 32 * (j / 8) + kSub * (j % 2);
+    const int shift = 2 * (j / 2 % 4);
+    for (int l = 0; l < kSub; ++l) out[l] = scale * static_cast<float>((from[l] >> shift) & 3) - minimum;
   }
 }
 
@@ -25,16 +29,18 @@ int q3_k_scale(const uint8_t* scales, int j) {
   return (low | (high << 4)) - 32;
 }
 
-// hmask[32], qs[64], scales[12], d. A clear mask bit subtracts 4.
+// hmask[32], qs[64], scales[12], d. A clear mask bit subtracts 4; bit i of the mask belongs to the i-th run of 32.
 void q3_k(const uint8_t* block, float* out) {
   const uint8_t *hmask = block, *qs = block + 32, *scales = block + 96;
   const float d = load_f16(block + 108);
-  for (int e = 0; e < kSuperBlock; ++e) {
-    const int half = e / 128, run = e % 128 / 32, lane = e % 32;
-    const float scale = d * static_cast<float>(q3_k_scale(scales, e / 16));
-    const int low = (qs[32 * half + lane] >> (2 * run)) & 3;
-    const int q = low - ((hmask[lane] >> (e / 32)) & 1 ? 0 : 4);
-    out[e] = scale * static_cast<float>(q);
+  for (int j = 0; j < kNumSubs; ++j, out += kSub) {
+    const float scale = d * static_cast<float>(q3_k_scale(scales, j));
+    const uint8_t *from = qs + 32 * (j / 8) + kSub * (j % 2), *mask = hmask + kSub * (j % 2);
+    const int shift = 2 * (j / 2 % 4), bit = j / 2;
+    for (int l = 0; l < kSub; ++l) {
+      const int q = ((from[l] >> shift) & 3) - (((mask[l] >> bit) & 1) != 0 ? 0 : 4);
+      out[l] = scale * static_cast<float>(q);
+    }
   }
 }
 
@@ -53,14 +59,16 @@ ScaleMin k_scale_min(const uint8_t* b, int j) {
 void q4_k_or_q5_k(const uint8_t* block, bool five_bits, float* out) {
   const float d = load_f16(block), dmin = load_f16(block + 2);
   const uint8_t *scales = block + 4, *qh = block + 16, *qs = block + (five_bits ? 48 : 16);
-  for (int e = 0; e < kSuperBlock; ++e) {
-    const int sub_block = e / 32, lane = e % 32;
-    const ScaleMin s = k_scale_min(scales, sub_block);
-    const uint8_t pair = qs[32 * (sub_block / 2) + lane];
-    int q = sub_block % 2 == 0 ? pair & 15 : pair >> 4;
-    if (five_bits) q |= ((qh[lane] >> sub_block) & 1) << 4;
+  for (int j = 0; j < kSuperBlock / 32; ++j, out += 32) {
+    const ScaleMin s = k_scale_min(scales, j);
     const float scale = d * static_cast<float>(s.scale), minimum = dmin * static_cast<float>(s.minimum);
-    out[e] = scale * static_cast<float>(q) - minimum;
+    const uint8_t* from = qs + 32 * (j / 2);
+    const int shift = 4 * (j % 2);
+    for (int l = 0; l < 32; ++l) {
+      int q = (from[l] >> shift) & 15;
+      if (five_bits) q |= ((qh[l] >> j) & 1) << 4;
+      out[l] = scale * static_cast<float>(q) - minimum;
+    }
   }
 }
 
@@ -68,13 +76,14 @@ void q4_k_or_q5_k(const uint8_t* block, bool five_bits, float* out) {
 void q6_k(const uint8_t* block, float* out) {
   const uint8_t *ql = block, *qh = block + 128, *scales = block + 192;
   const float d = load_f16(block + 208);
-  for (int e = 0; e < kSuperBlock; ++e) {
-    const int half = e / 128, run = e % 128 / 32, lane = e % 32;
-    const uint8_t pair = ql[64 * half + 32 * (run % 2) + lane];
-    const int low = run < 2 ? pair & 15 : pair >> 4;
-    const int high = (qh[32 * half + lane] >> (2 * run)) & 3;
-    const float scale = d * static_cast<float>(static_cast<int8_t>(scales[e / 16]));
-    out[e] = scale * static_cast<float>((low | (high << 4)) - 32);
+  for (int j = 0; j < kNumSubs; ++j, out += kSub) {
+    const float scale = d * static_cast<float>(static_cast<int8_t>(scales[j]));
+    const int half = j / 8, run = j / 2 % 4, lane = kSub * (j % 2);
+    const uint8_t *low = ql + 64 * half + 32 * (run % 2) + lane, *high = qh + 32 * half + lane;
+    for (int l = 0; l < kSub; ++l) {
+      const int q = ((low[l] >> (4 * (run / 2))) & 15) | (((high[l] >> (2 * run)) & 3) << 4);
+      out[l] = scale * static_cast<float>(q - 32);
+    }
   }
 }
 

@@ -56,13 +56,13 @@ void q8_0(const uint8_t* block, float* out) {
 }  // namespace
 
 void dequant_float(Format format, const uint8_t* data, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; ++i) {
-    switch (format) {
-      case Format::f32: out[i] = load<float>(data + 4 * i); break;
-      case Format::f16: out[i] = load_f16(data + 2 * i); break;
-      case Format::bf16: out[i] = bf16_to_f32(load<uint16_t>(data + 2 * i)); break;
-      default: CACHALOT_CHECK(false, "{}", info(format).name);
-    }
+  if (format == Format::f32) {
+    for (int64_t i = 0; i < n; ++i) out[i] = load<float>(data + 4 * i);
+  } else if (format == Format::f16) {
+    for (int64_t i = 0; i < n; ++i) out[i] = load_f16(data + 2 * i);
+  } else {
+    CACHALOT_CHECK(format == Format::bf16, "{}", info(format).name);
+    for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(load<uint16_t>(data + 2 * i));
   }
 }
 

@@ -244,26 +244,29 @@ TEST(Gptq, RandomLayersReadBackInBothVersions) {
 }
 
 TEST(Gptq, ActOrderSortsColumnsByGroup) {
-  Layer layer(8, 32, 4, 8, 77);
-  std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(5));
-  const GptqWords words = gptq_words(layer, 0);
-  const PlanarWeights planar = canonicalise(GptqTensors{.name = "l",
-                                                        .out = 8,
-                                                        .in = 32,
-                                                        .bits = 4,
-                                                        .group = 8,
-                                                        .version = GptqVersion::v2,
-                                                        .qweight = as_bytes(words.qweight),
-                                                        .qzeros = as_bytes(words.qzeros),
-                                                        .scales = as_bytes(layer.scales),
-                                                        .g_idx = as_bytes(layer.g_idx)});
-  ASSERT_EQ(planar.perm.size(), 32u);
-  for (size_t k = 0; k < 32; ++k) EXPECT_EQ(layer.g_idx[static_cast<size_t>(planar.perm[k])], static_cast<int>(k) / 8) << k;
-  for (size_t k = 1; k < 32; ++k) {
-    if (k % 8 == 0) continue;
-    EXPECT_LT(planar.perm[k - 1], planar.perm[k]);  // stable: within a group the original order stays
+  for (const int bits : {4, 8}) {
+    Layer layer(8, 32, bits, 8, 77);
+    std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(5));
+    const GptqWords words = gptq_words(layer, 0);
+    const PlanarWeights planar = canonicalise(GptqTensors{.name = "l",
+                                                          .out = 8,
+                                                          .in = 32,
+                                                          .bits = bits,
+                                                          .group = 8,
+                                                          .version = GptqVersion::v2,
+                                                          .qweight = as_bytes(words.qweight),
+                                                          .qzeros = as_bytes(words.qzeros),
+                                                          .scales = as_bytes(layer.scales),
+                                                          .g_idx = as_bytes(layer.g_idx)});
+    ASSERT_EQ(planar.perm.size(), 32u);
+    for (size_t k = 0; k < 32; ++k) {
+      EXPECT_EQ(layer.g_idx[static_cast<size_t>(planar.perm[k])], static_cast<int>(k) / 8) << k;
+      if (k % 8 != 0) {
+        EXPECT_LT(planar.perm[k - 1], planar.perm[k]);  // stable: within a group the original order stays
+      }
+    }
+    expect_values(layer, planar);
   }
-  expect_values(layer, planar);
 }
 
 struct GptqCase {
