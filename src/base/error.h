@@ -20,7 +20,8 @@ template <typename... Args>
   throw Error(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Text of untrusted origin, made fit to print in one line: control characters escaped, cut to `limit` bytes.
+// Text of untrusted origin, made fit to print in one line: control characters and bytes that are no UTF-8 escaped, cut to `limit` bytes and
+// "..." behind them.
 std::string printable(std::string_view text, size_t limit = 80);
 
 }  // namespace cachalot

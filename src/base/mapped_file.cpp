@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "base/error.h"
 
@@ -55,25 +54,6 @@ std::string read_text_file(const fs::path& path, size_t limit) {
   const auto file = MappedFile::open(path);
   if (file->bytes().size() > limit) fail("{}: {} bytes, expected at most {}", path.string(), file->bytes().size(), limit);
   return {reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()};
-}
-
-void write_file_atomically(const fs::path& path, std::string_view content) {
-  fs::path temporary = path;
-  temporary += fmt::format(".tmp{}", ::getpid());
-  {
-    std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-    out.write(content.data(), static_cast<std::streamsize>(content.size()));
-    out.flush();
-    if (!out) {
-      out.close();
-      std::error_code ignored;
-      fs::remove(temporary, ignored);
-      fail("{}: cannot write {} bytes: {}", path.string(), content.size(), std::strerror(errno));
-    }
-  }
-  std::error_code error;
-  fs::rename(temporary, path, error);
-  if (error) fail("{}: cannot rename the finished file into place: {}", path.string(), error.message());
 }
 
 }  // namespace cachalot

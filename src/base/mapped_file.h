@@ -32,7 +32,4 @@ class MappedFile {
 // The whole of a small text file (a config, a template). Throws Error when it is missing or larger than `limit` bytes.
 std::string read_text_file(const std::filesystem::path& path, size_t limit = 64u << 20);
 
-// Writes through a temporary file beside `path` and renames it, so that a reader never sees half a file.
-void write_file_atomically(const std::filesystem::path& path, std::string_view content);
-
 }  // namespace cachalot

@@ -21,6 +21,8 @@ TEST(Printable, PlainTextIsKept) {
 
 TEST(Printable, ControlCharactersAreEscaped) {
   EXPECT_EQ(printable("a\nb\tc"), "a\\x0ab\\x09c");
+  EXPECT_EQ(printable("a\xff\xe9\xb2z\xc2\x9b\xed\xa0\x80"),
+            "a\\xff\\xe9\\xb2z\\xc2\\x9b\\xed\\xa0\\x80");  // no UTF-8, a C1 control, a surrogate
   EXPECT_EQ(printable(std::string_view("\0\x1b[2J\x7f", 6)), "\\x00\\x1b[2J\\x7f");
 }
 
@@ -28,6 +30,7 @@ TEST(Printable, LongTextIsCut) {
   EXPECT_EQ(printable(std::string(80, 'x')), std::string(80, 'x'));
   EXPECT_EQ(printable(std::string(81, 'x')), std::string(80, 'x') + "...");
   EXPECT_EQ(printable("abcdef", 3), "abc...");
+  EXPECT_EQ(printable("ab\xe9\xb2\xb8", 4), "ab...");  // no half character
   EXPECT_LE(printable(std::string(1u << 20, '\n')).size(), 80u + 3 + 3);
 }
 
