@@ -94,9 +94,11 @@ void add_merge(Bpe& bpe, const Vocabulary& vocabulary, std::string_view left, st
     return *id;
   };
   if (left.empty() || right.empty()) fail("{}[{}]: found an empty part, expected two tokens", list, index);
+  const int left_id = id_of(left);
+  const int right_id = id_of(right);
   std::string both(left);
   both += right;
-  bpe.add_merge(id_of(left), id_of(right), id_of(both));
+  bpe.add_merge(left_id, right_id, id_of(both));
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}

@@ -178,25 +178,25 @@ TEST(Tokenizer, SpecialTokensLeaveTheText) {
 }
 
 TEST(Tokenizer, EndTokensAreTheUnionOfAllFiles) {
-  const std::string json = read_file(testdata("tokenizers/qwen3/tokenizer.json"));
-  const std::string config = R"({"eos_token": "<|im_end|>", "bos_token": null, "pad_token": {"content": "<|endoftext|>"}})";
+  const std::string json = read_file(testdata("tiny-v2/tokenizer.json"));
+  const std::string config = R"({"eos_token": "<｜end▁of▁sentence｜>", "bos_token": null, "pad_token": {"content": "<｜▁pad▁｜>"}})";
   TokenizerOptions options;
   EXPECT_TRUE(Tokenizer::from_json(json, "q").eos_ids().empty());
   options.tokenizer_config = config;
-  EXPECT_TRUE(std::ranges::equal(Tokenizer::from_json(json, "q", options).eos_ids(), Ids{151645}));
-  options.generation_config = R"({"eos_token_id": [151645, 151643]})";
-  options.eos_ids = {151662};
+  EXPECT_TRUE(std::ranges::equal(Tokenizer::from_json(json, "q", options).eos_ids(), Ids{1}));
+  options.generation_config = R"({"eos_token_id": [1, 16]})";
+  options.eos_ids = {4};
   const Tokenizer tokenizer = Tokenizer::from_json(json, "q", options);
-  EXPECT_TRUE(std::ranges::equal(tokenizer.eos_ids(), Ids{151643, 151645, 151662}));
-  EXPECT_EQ(tokenizer.eos(), 151645);
-  EXPECT_EQ(tokenizer.pad(), 151643);
+  EXPECT_TRUE(std::ranges::equal(tokenizer.eos_ids(), Ids{1, 4, 16}));
+  EXPECT_EQ(tokenizer.eos(), 1);
+  EXPECT_EQ(tokenizer.pad(), 2);
   EXPECT_EQ(tokenizer.bos(), std::nullopt);
-  EXPECT_TRUE(tokenizer.is_eos(151662));
-  EXPECT_FALSE(tokenizer.is_eos(151644));
+  EXPECT_TRUE(tokenizer.is_eos(16));
+  EXPECT_FALSE(tokenizer.is_eos(2));
   // Without BOS there is none to add.
   EXPECT_EQ(tokenizer.encode("hi", {.add_bos = true}), tokenizer.encode("hi"));
-  options = {.generation_config = R"({"eos_token_id": 151643})"};
-  EXPECT_EQ(Tokenizer::from_json(json, "q", options).eos(), 151643);
+  options = {.generation_config = R"({"eos_token_id": 16})"};
+  EXPECT_EQ(Tokenizer::from_json(json, "q", options).eos(), 16);
   // Through GGUF's fields the set stays whole.
   EXPECT_TRUE(std::ranges::equal(Tokenizer::from_vocab(tokenizer.vocab()).eos_ids(), tokenizer.eos_ids()));
 }
