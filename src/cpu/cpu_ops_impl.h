@@ -1,0 +1,118 @@
+// The class behind make_cpu_ops, and the jobs that its products are made of. Private to src/cpu.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cpu/cpu_ops.h"
+#include "cpu/huge_memory.h"
+#include "cpu/isa/kernels.h"
+#include "cpu/pack.h"
+#include "ops/arena.h"
+#include "ops/ops.h"
+
+namespace cachalot::cpu {
+
+struct AttentionTask;
+
+// One matrix applied to some rows: y[t] = W x[t]. Several jobs are cut into tasks together, so that the experts of a step, or the heads of
+// a head_linear, fill all workers.
+struct Job {
+  const CpuPacked* w = nullptr;
+  int matrix = 0;
+  int n_tokens = 0;
+  const float* const* const* x = nullptr;  // [n_segments][n_tokens] rows of w->padded_in
+  float* const* y = nullptr;               // [n_tokens] rows of w->out, or of half of it
+};
+
+class CpuOps : public Ops {
+ public:
+  explicit CpuOps(const CpuOptions& options);
+  [[nodiscard]] const char* name() const override { return name_.c_str(); }
+  [[nodiscard]] DType activation() const override { return DType::f32; }
+  [[nodiscard]] bool host_memory() const override { return true; }
+
+  Linear pack(std::span<const LinearSource> row_segments) override;
+  Buffer alloc(size_t bytes) override;
+  void upload(void* device, const void* host, size_t bytes) override;
+  void download(void* host, const void* device, size_t bytes) override;
+
+  View temp(DType dtype, int rows, int cols) override;
+  size_t temp_mark() const override { return arena_.mark(); }
+  void temp_release(size_t mark) override { arena_.release(mark); }
+
+  void embed(const Linear& table, View ids, View x) override;
+  void rmsnorm(View x, View w, float eps, View y) override;
+  void add_rmsnorm(View residual, View delta, View w, float eps, View y) override;
+  void linear(View x, const Linear& w, View y, float beta = 0.0f) override;
+  void linear_swiglu(View x, const Linear& gate_up, View h) override;
+  void head_linear(View x, const Linear& w, View y) override;
+  void rope(View qk, View pos, const Rope& rope) override;
+  void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
+  void attend(const Attn& attn, View q, View out) override;
+  void gather_rows(View x, View ids, View y) override;
+  void route(View logits, View bias, const Router& router, const Routing& out) override;
+  void moe(View x, const Experts& experts, const Routing& routing, View y) override;
+
+  void scatter_add_rows(View x, View ids, View weights, View y) override;
+  void kv_gather(const Attn& attn, int seq, int begin, int n, View out) override;
+  void attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) override;
+
+ private:
+  // Uninitialised memory for n values until the enclosing Scope ends.
+  template <typename T>
+  T* take(size_t n) {
+    return static_cast<T*>(arena_.take(n * sizeof(T)));
+  }
+  // At least n floats that belong to one worker until its task ends.
+  float* scratch(int worker, size_t n);
+  // Runs task(index, worker) for all indices, on the calling thread alone when the work is too small to share.
+  template <typename Task>
+  void parallel(int n_tasks, bool small, const Task& task) {
+    if (small) {
+      for (int i = 0; i < n_tasks; ++i) task(i, 0);
+    } else {
+      pool_->run(n_tasks, std::cref(task));
+    }
+  }
+
+  float* const* rows_of(const View& x);  // [n_rows]
+  // The rows that each segment of w multiplies: x itself, or copies that are padded and permuted.
+  const float* const* const* inputs_of(const CpuPacked& w, const float* const* x, int n_tokens);
+  void run_products(std::span<const Job> jobs, float beta);
+  void run_swiglu_jobs(std::span<const Job> jobs);
+  void run_swiglu(std::span<const Job> jobs);
+  template <typename Task>
+  void run_jobs(std::span<const Job> jobs, bool halves, const Task& task);
+  void multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker);
+  void moe_tokens(View x, const Experts& experts, const Routing& routing, View y);
+  void attend_split(const Attn& attn, std::span<const AttentionTask> tasks, View q, View out);
+
+  std::string name_;
+  const KernelTable& kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  Arena arena_;
+  HugeMemory weights_;
+  struct alignas(64) Scratch {
+    std::shared_ptr<std::byte> memory;
+    size_t floats = 0;
+  };
+  std::vector<Scratch> scratch_;
+};
+
+const CpuPacked& packed_of(const Linear& w);
+
+inline Element element_of(KvFormat format) {
+  switch (format) {
+    case KvFormat::f32: return Element::f32;
+    case KvFormat::f16: return Element::f16;
+    case KvFormat::bf16: return Element::bf16;
+  }
+  CACHALOT_CHECK(false, "KV format {}", static_cast<int>(format));
+}
+
+}  // namespace cachalot::cpu

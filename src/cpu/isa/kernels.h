@@ -1,0 +1,123 @@
+// The table of single-threaded kernels that each instruction set fills, and their plain arguments.
+//
+// Files of this folder include only this header, each other and the intrinsics headers: no standard library, nothing inline with external
+// linkage. Otherwise the linker could keep the AVX-512 copy of a shared inline function and run it on a CPU without AVX-512.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace cachalot::cpu {
+
+// The packed form of a weight block, chosen by the packer from the stored format. Numbers follow tensor/format.h where one exists there.
+enum class Codec : uint8_t {
+  f32,
+  f16,
+  bf16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
+  fp8,
+  int4,
+  int8,
+};
+inline constexpr int kNumCodecs = static_cast<int>(Codec::int8) + 1;
+
+inline constexpr int kChunk = 32;     // elements that a codec decodes at a time; rows are padded to a multiple with zeros
+inline constexpr int kGroupRows = 4;  // rows whose blocks are interleaved: [rows / 4][blocks][4][block bytes]
+
+// Whole groups of rows of one packed matrix.
+struct WeightRows {
+  const uint8_t* data = nullptr;  // the first group: [n_groups][n_blocks][4][block_bytes]
+  const float* scales = nullptr;  // fp8 only: [ceil(rows / 128)][scale_stride], f32, of the matrix's first row
+  int64_t scale_stride = 0;       // fp8 only
+  int first_row = 0;              // fp8 only: row of `data` within its matrix
+  int n_rows = 0;                 // rows wanted; the last group may hold fewer
+  int n_cols = 0;                 // elements of a row, a multiple of 32
+  int n_blocks = 0;               // blocks of a row
+  int block_bytes = 0;
+  int block_elems = 0;
+};
+
+// y[t][y_col + r] = sum_k w[r][k] x[t][k] (+ bias[r]) (+ beta * y[t][y_col + r]) for t < n_tokens, r < n_rows.
+// Every output is one sum per vector lane in rising k, then one fixed tree over the lanes: the same in gemv and in decode + gemm, whatever
+// the number of tokens or rows.
+struct Product {
+  const float* const* x = nullptr;  // [n_tokens] rows of n_cols
+  float* const* y = nullptr;        // [n_tokens]
+  int y_col = 0;
+  int n_tokens = 0;
+  const float* bias = nullptr;  // [n_rows] or null
+  float beta = 0.0f;
+};
+
+// A matrix of f32 rows: decoded weights, or a tile of keys.
+struct Panel {
+  const float* data = nullptr;  // [n_rows rounded up to 4][stride]
+  int64_t stride = 0;
+  int n_rows = 0;
+  int n_cols = 0;  // a multiple of the vector width: 32 always is
+};
+
+// o[m] = o[m] * correction[m] + sum_b p[m][b] v[b]
+struct WeightedSum {
+  const float* p = nullptr;  // [n_rows][p_stride]
+  int64_t p_stride = 0;
+  const float* v = nullptr;  // [n_values][v_stride]
+  int64_t v_stride = 0;
+  float* o = nullptr;  // [n_rows][o_stride]
+  int64_t o_stride = 0;
+  const float* correction = nullptr;  // [n_rows]
+  int n_rows = 0, n_values = 0, dim = 0;
+};
+
+// Running state of a softmax: largest score so far and the sum of exp(score - largest).
+struct SoftmaxState {
+  float largest = 0.0f, sum = 0.0f;
+};
+
+enum class Element : uint8_t { f32, f16, bf16 };
+
+struct KernelTable {
+  const char* name = nullptr;
+  int gemv_max_tokens = 1;  // up to here gemv decodes in registers; above, decode to a panel and gemm
+
+  void (*gemv[kNumCodecs])(const WeightRows&, const Product&) = {};
+  void (*decode[kNumCodecs])(const WeightRows&, float* panel, int64_t stride) = {};  // n_rows rounded up to 4 rows of n_cols
+  void (*gemm)(const Panel&, const Product&) = nullptr;
+
+  // y = x / sqrt(mean(x^2) + eps) * w; y may be x.
+  void (*rmsnorm)(const float* x, const float* w, float eps, int n, float* y) = nullptr;
+  // residual += delta, then as rmsnorm.
+  void (*add_rmsnorm)(float* residual, const float* delta, const float* w, float eps, int n, float* y) = nullptr;
+  void (*silu_mul)(const float* gate, const float* up, int n, float* y) = nullptr;  // y may be either input
+  void (*exp)(const float* x, int n, float* y) = nullptr;
+  void (*sigmoid)(const float* x, int n, float* y) = nullptr;
+  void (*axpy)(float a, const float* x, int n, float* y) = nullptr;  // y += a x
+  // Rotates dim numbers at x; table: cos[dim / 2], sin[dim / 2].
+  void (*rope)(float* x, const float* table, int dim, bool interleaved) = nullptr;
+
+  // n_rows rows of n numbers, row strides in bytes on the side of `Element`, in floats on the other.
+  void (*load_rows)(Element from, const void* src, size_t src_stride, int n_rows, int n, float* dst, int64_t dst_stride) = nullptr;
+  void (*store_row)(Element to, const float* src, int n, void* dst) = nullptr;
+
+  // s[0, valid) are scores: multiplies by scale, turns them into exp(s - largest), clears s[valid, n), updates the state and returns the
+  // factor by which earlier sums must be multiplied. valid may be 0.
+  float (*softmax_step)(float* s, int valid, int n, float scale, SoftmaxState& state) = nullptr;
+  void (*weighted_sum)(const WeightedSum&) = nullptr;
+};
+
+// Constants, so that no code of a higher instruction set runs before one of them was chosen.
+extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
+
+}  // namespace cachalot::cpu

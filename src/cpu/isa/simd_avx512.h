@@ -1,0 +1,89 @@
+// Vectors of 16 in AVX-512 (F, BW, DQ, VL). See simd_scalar.h for what each function means.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/isa/kernels.h"
+
+namespace cachalot::cpu {
+namespace {
+
+inline constexpr int kWidth = 16;
+inline constexpr bool kTableLevels = true;  // 4-bit codes become numbers by table look-up rather than by arithmetic
+inline constexpr int kTileTokens = 4;       // 4 rows x 4 tokens of sums: 16 independent chains, 8 loads for 16 multiply-adds
+
+using F = __m512;
+using I = __m512i;
+
+inline F zero() { return _mm512_setzero_ps(); }
+inline F set1(float a) { return _mm512_set1_ps(a); }
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F vmax(F a, F b) { return _mm512_max_ps(a, b); }
+inline F vmin(F a, F b) { return _mm512_min_ps(a, b); }
+inline F if_nan(F x, F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), b); }
+
+inline __m128 quarters(F a) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+inline __m128 reduce4x4(__m128 a, __m128 b, __m128 c, __m128 d) {
+  const __m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+  const __m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+  return _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+}
+inline void reduce_add4(F a, F b, F c, F d, float* out) {
+  _mm_storeu_ps(out, reduce4x4(quarters(a), quarters(b), quarters(c), quarters(d)));
+}
+inline float reduce_add(F a) {
+  const __m128 quarter = quarters(a);
+  const __m128 two = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+
+inline I load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline I load_i8(const uint8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline I load_u16(const uint8_t* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline I iset1(int a) { return _mm512_set1_epi32(a); }
+inline I shr(I a, int n) { return _mm512_srli_epi32(a, static_cast<unsigned>(n)); }
+inline I shl(I a, int n) { return _mm512_slli_epi32(a, static_cast<unsigned>(n)); }
+inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
+inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
+inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I igreater(I a, I b) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(a, b)); }
+inline I lanes_of_bits(uint32_t bits, int value) { return _mm512_maskz_set1_epi32(static_cast<__mmask16>(bits), value); }
+inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+inline F as_float(I a) { return _mm512_castsi512_ps(a); }
+inline I as_int(F a) { return _mm512_castps_si512(a); }
+inline I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
+
+struct Table16 {
+  F v;
+};
+inline Table16 load_table(const float* p) { return {load(p)}; }
+inline Table16 scale_table(Table16 t, float a) { return {mul(t.v, set1(a))}; }
+inline Table16 offset_table(Table16 t, float a) { return {add(t.v, set1(a))}; }
+inline F look_up(const Table16& t, I index) { return _mm512_permutexvar_ps(index, t.v); }  // reads 4 bits of each index
+
+inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+inline F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline void store_f16(uint8_t* p, F a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void store_u16(uint8_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a)); }
+inline F swap_pairs(F a) { return _mm512_permute_ps(a, 0xb1); }
+inline F load_twice(const float* p) {
+  const I index = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return _mm512_permutexvar_ps(index, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+}
+inline F negate_even(F a) { return _mm512_mask_xor_ps(a, 0x5555, a, _mm512_set1_ps(-0.0f)); }
+
+}  // namespace
+}  // namespace cachalot::cpu

@@ -1,0 +1,220 @@
+// CpuOps: products. Jobs are cut into tasks of whole row groups; a task multiplies few rows of x by decoding weights in registers, and
+// many by decoding a panel of weights once into the worker's second-level cache. Both give the same bits: see isa/products.h.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/cpu_ops_impl.h"
+
+namespace cachalot::cpu {
+namespace {
+
+constexpr int64_t kPanelFloats = 64 * 1024;  // 256 KiB: a quarter of the smallest second-level cache among server cores of today
+constexpr int kMaxPanelRows = 64;
+constexpr int64_t kLeastPerTask = 16 * 1024;  // weights; a microsecond or so, above the cost of handing a task out
+constexpr int kTasksPerWorker = 6;            // room to even out workers that the system slows down
+
+void check_rows(const View& x, const View& y) {
+  CACHALOT_CHECK(x.dtype == DType::f32 && y.dtype == DType::f32, "{} -> {}", name_of(x.dtype), name_of(y.dtype));
+  CACHALOT_CHECK(x.n_rows() == y.n_rows(), "{} -> {} rows", x.n_rows(), y.n_rows());
+}
+
+// Rows that a task of `halves` jobs may take in step: both halves must begin whole groups.
+bool halves_are_groups(const CpuPacked& w) {
+  const int half = w.out / 2;
+  if (w.segments.size() == 1) return half % kGroupRows == 0;
+  return w.segments.size() == 2 && w.segments[0].n_rows == half;
+}
+
+int panel_rows(const CpuPacked& w) {
+  const auto fitting = static_cast<int>(std::min<int64_t>(kPanelFloats / w.padded_in, kMaxPanelRows));
+  return std::max(fitting / kGroupRows, 1) * kGroupRows;
+}
+
+}  // namespace
+
+float* const* CpuOps::rows_of(const View& x) {
+  auto** rows = take<float*>(static_cast<size_t>(x.n_rows()));
+  for (int t = 0; t < x.n_rows(); ++t) rows[t] = x.row<float>(t);
+  return rows;
+}
+
+const float* const* const* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_tokens) {
+  const auto n = static_cast<size_t>(n_tokens);
+  auto** inputs = take<const float* const*>(w.segments.size());
+  const float* const* padded = nullptr;
+  for (size_t s = 0; s < w.segments.size(); ++s) {
+    const auto& perm = w.segments[s].perm;
+    inputs[s] = x;
+    if (!w.needs_own_input || (perm.empty() && w.padded_in == w.in)) continue;
+    if (perm.empty() && padded != nullptr) {
+      inputs[s] = padded;
+      continue;
+    }
+    const auto width = static_cast<size_t>(w.padded_in);
+    float* const copy = take<float>(n * width);
+    const auto** rows = take<const float*>(n);
+    for (size_t t = 0; t < n; ++t) {
+      float* const to = copy + t * width;
+      rows[t] = to;
+      for (int k = 0; k < w.in; ++k) to[k] = x[t][perm.empty() ? k : perm[static_cast<size_t>(k)]];
+      std::fill(to + w.in, to + w.padded_in, 0.0f);
+    }
+    inputs[s] = rows;
+    if (perm.empty()) padded = rows;
+  }
+  return inputs;
+}
+
+void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker) {
+  const CpuPacked& w = *job.w;
+  const auto codec = static_cast<int>(s.codec);
+  Product product{.x = job.x[segment], .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = nullptr, .beta = beta};
+  const auto bias = [&](int r) { return s.bias.empty() ? nullptr : s.bias.data() + r; };
+  if (job.n_tokens <= kernels_.gemv_max_tokens) {
+    product.bias = bias(row);
+    kernels_.gemv[codec](w.rows(s, job.matrix, row, n), product);
+    return;
+  }
+  const int step = panel_rows(w);
+  float* const panel = scratch(worker, static_cast<size_t>(step) * static_cast<size_t>(w.padded_in));
+  for (int r = 0; r < n; r += step) {
+    const int rows = std::min(step, n - r);
+    kernels_.decode[codec](w.rows(s, job.matrix, row + r, rows), panel, w.padded_in);
+    product.y_col = y_col + r;
+    product.bias = bias(row + r);
+    kernels_.gemm({.data = panel, .stride = w.padded_in, .n_rows = rows, .n_cols = w.padded_in}, product);
+  }
+}
+
+// Calls task(job, first group, groups, worker) so that the ranges of each job cover its groups: of all segments one after the other, or
+// with `halves` of one half.
+template <typename Task>
+void CpuOps::run_jobs(std::span<const Job> jobs, bool halves, const Task& task) {
+  const auto groups_of = [&](const Job& job) { return halves ? (job.w->out / 2 + kGroupRows - 1) / kGroupRows : job.w->n_groups; };
+  // Passes over the weights' numbers, in which a tile of tokens counts as one.
+  const auto group_cost = [&](const Job& job) {
+    const int64_t tiles = (job.n_tokens + kernels_.gemv_max_tokens - 1) / kernels_.gemv_max_tokens;
+    return tiles * kGroupRows * job.w->padded_in * (halves ? 2 : 1);
+  };
+  int64_t total = 0;
+  for (const Job& job : jobs) total += group_cost(job) * groups_of(job);
+  const int64_t per_task = std::max(total / (pool_->size() * kTasksPerWorker), kLeastPerTask);
+  int* const first_task = take<int>(jobs.size() + 1);
+  int* const groups_per_task = take<int>(jobs.size());
+  first_task[0] = 0;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const int groups = groups_of(jobs[j]);
+    groups_per_task[j] = static_cast<int>(std::clamp<int64_t>(per_task / group_cost(jobs[j]), 1, std::max(groups, 1)));
+    first_task[j + 1] = first_task[j] + (groups + groups_per_task[j] - 1) / groups_per_task[j];
+  }
+  const auto run = [&](int index, int worker) {
+    const size_t j = static_cast<size_t>(std::upper_bound(first_task, first_task + jobs.size() + 1, index) - first_task) - 1;
+    const int begin = (index - first_task[j]) * groups_per_task[j];
+    task(jobs[j], begin, std::min(groups_per_task[j], groups_of(jobs[j]) - begin), worker);
+  };
+  pool_->run(first_task[jobs.size()], std::cref(run));
+}
+
+void CpuOps::run_products(std::span<const Job> jobs, float beta) {
+  run_jobs(jobs, false, [&](const Job& job, int group, int n_groups, int worker) {
+    int segment = 0;
+    for (const Segment& s : job.w->segments) {
+      const int n = std::min(n_groups, s.n_groups - group);
+      if (n > 0) {
+        const int row = group * kGroupRows, rows = std::min(n * kGroupRows, s.n_rows - row);
+        multiply(job, s, segment, row, rows, job.y, s.first_row + row, beta, worker);
+        n_groups -= n;
+        group += n;
+      }
+      if (n_groups == 0) return;
+      group -= s.n_groups;
+      ++segment;
+    }
+  });
+}
+
+// y[t][r] = silu(gate) * up. The gate goes to y itself, the other half through a buffer of the worker.
+void CpuOps::run_swiglu(std::span<const Job> jobs) {
+  run_jobs(jobs, true, [&](const Job& job, int group, int n_groups, int worker) {
+    const CpuPacked& w = *job.w;
+    const int half = w.out / 2;
+    const Segment &gate = w.segments.front(), &up = w.segments.back();
+    const int up_segment = static_cast<int>(w.segments.size()) - 1, up_row = w.segments.size() == 1 ? half : 0;
+    const int end = std::min((group + n_groups) * kGroupRows, half);
+    const auto n_tokens = static_cast<size_t>(job.n_tokens);
+    for (int row = group * kGroupRows; row < end; row += kMaxPanelRows) {
+      const int n = std::min(kMaxPanelRows, end - row);
+      multiply(job, gate, 0, row, n, job.y, row, 0.0f, worker);
+      // Behind the panel that multiply uses: row pointers, then rows.
+      const size_t panel = static_cast<size_t>(panel_rows(w)) * static_cast<size_t>(w.padded_in);
+      constexpr size_t kPointer = 2;  // floats that a pointer takes
+      static_assert(sizeof(float*) == kPointer * sizeof(float));
+      float* const memory = scratch(worker, panel + n_tokens * (kMaxPanelRows + kPointer)) + panel;
+      auto** const rows = reinterpret_cast<float**>(memory);
+      float* const values = memory + n_tokens * kPointer;
+      for (size_t t = 0; t < n_tokens; ++t) rows[t] = values + t * kMaxPanelRows;
+      multiply(job, up, up_segment, up_row + row, n, rows, 0, 0.0f, worker);
+      for (size_t t = 0; t < n_tokens; ++t) kernels_.silu_mul(job.y[t] + row, rows[t], n, job.y[t] + row);
+    }
+  });
+}
+
+// The same for any jobs: where a half does not begin a group, both halves are computed first.
+void CpuOps::run_swiglu_jobs(std::span<const Job> jobs) {
+  if (std::all_of(jobs.begin(), jobs.end(), [](const Job& job) { return halves_are_groups(*job.w); })) return run_swiglu(jobs);
+  for (const Job& job : jobs) {
+    const Scope scope(*this);
+    const View both = temp(DType::f32, job.n_tokens, job.w->out);
+    Job product = job;
+    product.y = rows_of(both);
+    run_products({&product, 1}, 0.0f);
+    const int half = job.w->out / 2;
+    for (int t = 0; t < job.n_tokens; ++t) kernels_.silu_mul(both.row<float>(t), both.row<float>(t) + half, half, job.y[t]);
+  }
+}
+
+void CpuOps::linear(View x, const Linear& w, View y, float beta) {
+  const CpuPacked& packed = packed_of(w);
+  check_rows(x, y);
+  CACHALOT_CHECK(w.n_matrices == 1 && x.n_cols() == w.in && y.n_cols() == w.out, "{} x [{}, {}] -> {}", x.n_cols(), w.out, w.in,
+                 y.n_cols());
+  if (x.n_rows() == 0) return;
+  const Scope scope(*this);
+  const Job job{.w = &packed, .matrix = w.first, .n_tokens = x.n_rows(), .x = inputs_of(packed, rows_of(x), x.n_rows()), .y = rows_of(y)};
+  run_products({&job, 1}, beta);
+}
+
+void CpuOps::linear_swiglu(View x, const Linear& gate_up, View h) {
+  const CpuPacked& packed = packed_of(gate_up);
+  check_rows(x, h);
+  CACHALOT_CHECK(gate_up.n_matrices == 1 && gate_up.out % 2 == 0 && x.n_cols() == gate_up.in && h.n_cols() == gate_up.out / 2);
+  if (x.n_rows() == 0) return;
+  const Scope scope(*this);
+  const Job job{
+      .w = &packed, .matrix = gate_up.first, .n_tokens = x.n_rows(), .x = inputs_of(packed, rows_of(x), x.n_rows()), .y = rows_of(h)};
+  run_swiglu_jobs({&job, 1});
+}
+
+void CpuOps::head_linear(View x, const Linear& w, View y) {
+  const CpuPacked& packed = packed_of(w);
+  const int heads = w.n_matrices, width = x.n_cols() / heads, tail = width - w.in, n_tokens = x.n_rows();
+  check_rows(x, y);
+  CACHALOT_CHECK(tail >= 0 && x.n_cols() == heads * width && y.n_cols() == heads * (w.out + tail), "{} heads of {} -> {}: rows of {} -> {}",
+                 heads, w.in, w.out, x.n_cols(), y.n_cols());
+  if (n_tokens == 0) return;
+  const Scope scope(*this);
+  Job* const jobs = take<Job>(static_cast<size_t>(heads));
+  for (int h = 0; h < heads; ++h) {
+    const auto** from = take<const float*>(static_cast<size_t>(n_tokens));
+    auto** to = take<float*>(static_cast<size_t>(n_tokens));
+    for (int t = 0; t < n_tokens; ++t) {
+      from[t] = x.row<float>(t) + h * width;
+      to[t] = y.row<float>(t) + h * (w.out + tail);
+      std::copy_n(from[t] + w.in, tail, to[t] + w.out);
+    }
+    jobs[h] = {.w = &packed, .matrix = w.first + h, .n_tokens = n_tokens, .x = inputs_of(packed, from, n_tokens), .y = to};
+  }
+  run_products({jobs, static_cast<size_t>(heads)}, 0.0f);
+}
+
+}  // namespace cachalot::cpu

@@ -1,0 +1,201 @@
+// Packing: each format's blocks are copied as they are, except the planar formats, whose scale, zero and codes become one block per group.
+#include "cpu/pack.h"
+
+#include <cstring>
+#include <functional>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace cachalot::cpu {
+namespace {
+
+constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
+constexpr int kScaleBlock = 128;
+
+Codec codec_of(Format format) {
+  switch (format) {
+    case Format::f32: return Codec::f32;
+    case Format::f16: return Codec::f16;
+    case Format::bf16: return Codec::bf16;
+    case Format::q4_0: return Codec::q4_0;
+    case Format::q4_1: return Codec::q4_1;
+    case Format::q5_0: return Codec::q5_0;
+    case Format::q5_1: return Codec::q5_1;
+    case Format::q8_0: return Codec::q8_0;
+    case Format::q2_k: return Codec::q2_k;
+    case Format::q3_k: return Codec::q3_k;
+    case Format::q4_k: return Codec::q4_k;
+    case Format::q5_k: return Codec::q5_k;
+    case Format::q6_k: return Codec::q6_k;
+    case Format::iq4_nl: return Codec::iq4_nl;
+    case Format::iq4_xs: return Codec::iq4_xs;
+    case Format::mxfp4: return Codec::mxfp4;
+    case Format::fp8_block: return Codec::fp8;
+    case Format::int4_planar: return Codec::int4;
+    case Format::int8_planar: return Codec::int8;
+  }
+  CACHALOT_CHECK(false, "format {}", static_cast<int>(format));
+}
+
+bool is_planar(Format format) { return format == Format::int4_planar || format == Format::int8_planar; }
+
+// A source is decoded to f32 when its groups do not fill whole chunks of 32: rare, and then small.
+bool decodes_at_pack(const LinearSource& s) { return is_planar(s.format) && s.group % kChunk != 0; }
+
+// The size of a block in the packed form; for formats without blocks a chunk of 32 elements.
+void set_blocks(const LinearSource& s, Segment& out) {
+  const FormatInfo& format = info(s.format);
+  out.codec = decodes_at_pack(s) ? Codec::f32 : codec_of(s.format);
+  switch (out.codec) {
+    case Codec::f32:
+    case Codec::f16:
+    case Codec::bf16:
+    case Codec::fp8:
+      out.block_elems = kChunk;
+      out.block_bytes = kChunk * (out.codec == Codec::f32 ? 4 : format.block_bytes);
+      break;
+    case Codec::int4:
+    case Codec::int8:
+      out.block_elems = s.group;
+      out.block_bytes = 4 + (out.codec == Codec::int4 ? s.group / 2 : s.group);
+      break;
+    default: out.block_elems = format.block_elems; out.block_bytes = format.block_bytes;
+  }
+  out.n_blocks = (s.in + out.block_elems - 1) / out.block_elems;
+}
+
+// One planar group as a block: f16 scale, u8 zero, a spare byte, codes. 4-bit codes are put in the order of the other formats: byte j of
+// 16 holds elements j and j + 16 of a run of 32.
+void planar_block(const LinearSource& s, const WeightBytes& w, int row, int group, std::byte* out) {
+  const size_t g = static_cast<size_t>(row) * static_cast<size_t>(s.in / s.group) + static_cast<size_t>(group);
+  std::memcpy(out, w.scales.data() + 2 * g, 2);
+  out[2] = w.zeros[g];
+  const size_t first = static_cast<size_t>(row) * static_cast<size_t>(s.in) + static_cast<size_t>(group) * static_cast<size_t>(s.group);
+  if (s.format == Format::int8_planar) {
+    std::memcpy(out + 4, w.data.data() + first, static_cast<size_t>(s.group));
+    return;
+  }
+  const std::byte* codes = w.data.data() + first / 2;
+  const auto code = [&](int e) { return (codes[e / 2] >> (4 * (e % 2))) & std::byte{15}; };
+  for (int e = 0; e < s.group; e += kChunk)
+    for (int j = 0; j < kChunk / 2; ++j) out[4 + e / 2 + j] = code(e + j) | (code(e + j + kChunk / 2) << 4);
+}
+
+// Copies block `b` of a row; `row_data` is where the stored row begins, or its decoded values.
+void copy_block(const LinearSource& s, const Segment& to, const WeightBytes& w, const std::byte* row_data, int row, int b, std::byte* out) {
+  if (to.codec == Codec::int4 || to.codec == Codec::int8) {
+    planar_block(s, w, row, b, out);
+    return;
+  }
+  const int elems = std::min(to.block_elems, s.in - b * to.block_elems);
+  const size_t bytes = static_cast<size_t>(to.block_bytes) / static_cast<size_t>(to.block_elems) * static_cast<size_t>(elems);
+  const bool whole = elems == to.block_elems;
+  std::memcpy(out, row_data + static_cast<size_t>(b) * static_cast<size_t>(to.block_bytes),
+              whole ? static_cast<size_t>(to.block_bytes) : bytes);
+}
+
+void pack_group(const LinearSource& s, Segment& to, int matrix, int group) {
+  const WeightBytes& w = s.matrices[static_cast<size_t>(matrix)];
+  const size_t group_bytes = static_cast<size_t>(to.n_blocks) * kGroupRows * static_cast<size_t>(to.block_bytes);
+  std::byte* const out = to.data.get() + static_cast<size_t>(matrix) * to.matrix_bytes + static_cast<size_t>(group) * group_bytes;
+  std::vector<float> decoded(decodes_at_pack(s) ? static_cast<size_t>(s.in) : 0);
+  for (int r = 0; r < kGroupRows && group * kGroupRows + r < s.out; ++r) {
+    const int row = group * kGroupRows + r;
+    const std::byte* stored = nullptr;
+    if (decodes_at_pack(s)) {
+      dequant_row(s, matrix, row, decoded.data());
+      stored = reinterpret_cast<const std::byte*>(decoded.data());
+    } else if (!is_planar(s.format)) {
+      stored = w.data.data() + static_cast<size_t>(row) * row_bytes(s.format, s.in);
+    }
+    for (int b = 0; b < to.n_blocks; ++b)
+      copy_block(s, to, w, stored, row, b, out + static_cast<size_t>(b * kGroupRows + r) * static_cast<size_t>(to.block_bytes));
+  }
+}
+
+void check_fit(const LinearSource& first, const LinearSource& s) {
+  validate(s);
+  if (s.in != first.in) fail("{}: found an input of {}, expected {} as in {}", s.name, s.in, first.in, first.name);
+  if (s.n_matrices() != first.n_matrices())
+    fail("{}: found {} matrices, expected {} as in {}", s.name, s.n_matrices(), first.n_matrices(), first.name);
+}
+
+Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, ThreadPool& pool) {
+  Segment out;
+  set_blocks(s, out);
+  out.first_row = first_row;
+  out.n_rows = s.out;
+  out.n_groups = (s.out + kGroupRows - 1) / kGroupRows;
+  const size_t bytes =
+      static_cast<size_t>(out.n_groups) * kGroupRows * static_cast<size_t>(out.n_blocks) * static_cast<size_t>(out.block_bytes);
+  out.matrix_bytes = (bytes + 63) / 64 * 64;
+  out.data = memory.take(out.matrix_bytes * static_cast<size_t>(s.n_matrices()));
+  out.bias = s.bias;
+  out.perm = s.perm;
+  if (out.codec == Codec::fp8) {
+    out.scale_stride = (s.in + kScaleBlock - 1) / kScaleBlock;
+    for (const WeightBytes& w : s.matrices) {
+      const size_t at = out.scales.size();
+      out.scales.resize(at + w.scales.size() / sizeof(float));
+      std::memcpy(out.scales.data() + at, w.scales.data(), w.scales.size());
+    }
+  }
+  constexpr int kGroupsPerTask = 16;
+  const int tasks_per_matrix = (out.n_groups + kGroupsPerTask - 1) / kGroupsPerTask;
+  const auto task = [&](int index, int) {
+    const int matrix = index / tasks_per_matrix, begin = index % tasks_per_matrix * kGroupsPerTask;
+    for (int g = begin; g < std::min(begin + kGroupsPerTask, out.n_groups); ++g) pack_group(s, out, matrix, g);
+  };
+  pool.run(tasks_per_matrix * s.n_matrices(), std::ref(task));
+  return out;
+}
+
+}  // namespace
+
+size_t CpuPacked::bytes() const {
+  size_t total = 0;
+  for (const Segment& s : segments) {
+    const size_t matrices = s.matrix_bytes == 0 ? 0 : static_cast<size_t>(n_matrices);
+    total += s.matrix_bytes * matrices + (s.scales.size() + s.bias.size()) * sizeof(float) + s.perm.size() * sizeof(int32_t);
+  }
+  return total;
+}
+
+WeightRows CpuPacked::rows(const Segment& s, int matrix, int row, int n) const {
+  WeightRows found;
+  const size_t group_bytes = static_cast<size_t>(s.n_blocks) * kGroupRows * static_cast<size_t>(s.block_bytes);
+  found.data = reinterpret_cast<const uint8_t*>(s.data.get()) + static_cast<size_t>(matrix) * s.matrix_bytes +
+               static_cast<size_t>(row / kGroupRows) * group_bytes;
+  if (s.codec == Codec::fp8)
+    found.scales = s.scales.data() + static_cast<int64_t>(matrix) * ((s.n_rows + kScaleBlock - 1) / kScaleBlock) * s.scale_stride;
+  found.scale_stride = s.scale_stride;
+  found.first_row = row;
+  found.n_rows = n;
+  found.n_cols = padded_in;
+  found.n_blocks = s.n_blocks;
+  found.block_bytes = s.block_bytes;
+  found.block_elems = s.block_elems;
+  return found;
+}
+
+std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool) {
+  CACHALOT_CHECK(!sources.empty());
+  auto packed = std::make_shared<CpuPacked>();
+  packed->in = sources[0].in;
+  packed->padded_in = round_up(packed->in, kChunk);
+  packed->n_matrices = sources[0].n_matrices();
+  packed->needs_own_input = packed->padded_in != packed->in;
+  for (const LinearSource& s : sources) {
+    check_fit(sources[0], s);
+    if (s.out > (1 << 30) - packed->out)
+      fail("{}: found {} rows on top of {}, expected less than 2^30 together", s.name, s.out, packed->out);
+    packed->segments.push_back(pack_segment(s, packed->out, memory, pool));
+    packed->out += s.out;
+    packed->n_groups += packed->segments.back().n_groups;
+    packed->needs_own_input = packed->needs_own_input || !s.perm.empty();
+  }
+  return packed;
+}
+
+}  // namespace cachalot::cpu

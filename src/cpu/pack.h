@@ -1,0 +1,46 @@
+// The packed form of weights: rows in groups of four whose blocks are interleaved, [matrices][groups][blocks][4][block bytes], so that the
+// kernel that multiplies four rows at a time reads one stream. Rows are padded with zeros to whole groups and to 32 columns.
+// Private to src/cpu: kernels see WeightRows, everything else a Linear.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cpu/huge_memory.h"
+#include "cpu/isa/kernels.h"
+#include "ops/ops.h"
+
+namespace cachalot::cpu {
+
+// Rows of one format within a Linear.
+struct Segment {
+  Codec codec = Codec::f32;
+  int first_row = 0;             // of the Linear
+  int n_rows = 0, n_groups = 0;  // groups of 4 rows, the last perhaps partly padding
+  int n_blocks = 0, block_elems = 0, block_bytes = 0;
+  size_t matrix_bytes = 0;  // from one matrix of the stack to the next
+  std::shared_ptr<std::byte> data;
+  std::vector<float> scales;  // fp8: [matrices][ceil(rows / 128)][scale_stride]
+  int64_t scale_stride = 0;
+  std::vector<float> bias;    // [n_rows] or empty
+  std::vector<int32_t> perm;  // column k multiplies x[perm[k]]; or empty
+};
+
+class CpuPacked : public Packed {
+ public:
+  [[nodiscard]] size_t bytes() const override;
+  // Rows [row, row + n) of segment `s` in matrix `matrix`; row must be a multiple of 4.
+  [[nodiscard]] WeightRows rows(const Segment& s, int matrix, int row, int n) const;
+
+  int out = 0, in = 0, padded_in = 0, n_matrices = 0;
+  int n_groups = 0;              // over all segments
+  bool needs_own_input = false;  // rows of x must be copied first: padding or a permutation
+  std::vector<Segment> segments;
+};
+
+// Throws Error when the segments do not fit together.
+std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool);
+
+}  // namespace cachalot::cpu

@@ -1,0 +1,260 @@
+// The kernels of each table against plain formulas: decoding to the bit, products, vectorised exp, softmax steps, conversions.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/float_formats.h"
+#include "cpu/features.h"
+#include "cpu/pack.h"
+#include "ops/random_weights.h"
+#include "support/support.h"
+
+namespace cachalot::cpu {
+namespace {
+
+using test::random_floats;
+using test::random_source;
+
+// Runs once for each table that this machine can run.
+class Kernels : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  const KernelTable& table() const { return *GetParam(); }
+};
+std::vector<const KernelTable*> tables() {
+  std::vector<const KernelTable*> out;
+  for (const IsaLevel& level : isa_levels())
+    if ((level.needs & ~detect_features()) == 0) out.push_back(level.table);
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Isa, Kernels, testing::ValuesIn(tables()), [](const auto& param) { return std::string(param.param->name); });
+
+struct Packing {
+  HugeMemory memory;
+  ThreadPool pool{1};
+  std::shared_ptr<const CpuPacked> pack(const LinearSource& s) { return pack_weights({&s, 1}, memory, pool); }
+};
+
+TEST_P(Kernels, DecodeIsExact) {
+  Packing packing;
+  for (int f = 0; f < kNumFormats; ++f) {
+    for (const int blocks : {1, 3}) {
+      const auto format = static_cast<Format>(f);
+      const int in = test::rounded_to_blocks(format, blocks == 1 ? 32 : 200);
+      const LinearSource s = random_source({.format = format, .out = 131, .in = in, .n_matrices = 2}, 17 + static_cast<uint64_t>(f));
+      const auto packed = packing.pack(s);
+      const Segment& segment = packed->segments[0];
+      std::vector<float> panel(static_cast<size_t>(132 * packed->padded_in)), expected(static_cast<size_t>(in));
+      for (int m = 0; m < 2; ++m) {
+        table().decode[static_cast<int>(segment.codec)](packed->rows(segment, m, 0, 131), panel.data(), packed->padded_in);
+        for (int r = 0; r < 131; ++r) {
+          dequant_row(s, m, r, expected.data());
+          for (int k = 0; k < in; ++k)
+            ASSERT_EQ(panel[static_cast<size_t>(r * packed->padded_in + k)], expected[static_cast<size_t>(k)])
+                << info(format).name << " matrix " << m << " row " << r << " column " << k;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, Fp8SpecialCodesDecodeAsTheReference) {
+  Packing packing;
+  std::vector<std::byte> codes(256);
+  for (int i = 0; i < 256; ++i) codes[static_cast<size_t>(i)] = static_cast<std::byte>(i);
+  const float scales[2] = {1.0f, 0.5f};
+  LinearSource s{.name = "codes", .format = Format::fp8_block, .out = 1, .in = 256};
+  s.matrices.push_back({.data = codes, .scales = std::as_bytes(std::span<const float>(scales)), .zeros = {}});
+  const auto packed = packing.pack(s);
+  std::vector<float> panel(4 * 256);
+  table().decode[static_cast<int>(Codec::fp8)](packed->rows(packed->segments[0], 0, 0, 1), panel.data(), 256);
+  for (int i = 0; i < 256; ++i) {
+    const float expected = e4m3_to_f32(static_cast<uint8_t>(i)) * scales[i / 128];
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(panel[static_cast<size_t>(i)])) << i;
+    } else {
+      EXPECT_EQ(panel[static_cast<size_t>(i)], expected) << i;
+    }
+  }
+}
+
+TEST_P(Kernels, GemvAndPanelGiveTheSameBits) {
+  Packing packing;
+  for (int f = 0; f < kNumFormats; ++f) {
+    const auto format = static_cast<Format>(f);
+    const int in = test::rounded_to_blocks(format, 512), out = 23;
+    const LinearSource s = random_source({.format = format, .out = out, .in = in}, 5);
+    const auto packed = packing.pack(s);
+    const Segment& segment = packed->segments[0];
+    const auto codec = static_cast<int>(segment.codec);
+    for (const int n_tokens : {1, 2, 3, 4, 7, 9}) {
+      const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * in), 3);
+      std::vector<float> once(static_cast<size_t>(n_tokens * out)), twice(once), panel(static_cast<size_t>(24 * in));
+      std::vector<const float*> rows;
+      std::vector<float*> a, b;
+      for (int t = 0; t < n_tokens; ++t) {
+        rows.push_back(x.data() + t * in);
+        a.push_back(once.data() + t * out);
+        b.push_back(twice.data() + t * out);
+      }
+      table().gemv[codec](packed->rows(segment, 0, 0, out), {.x = rows.data(), .y = a.data(), .n_tokens = n_tokens});
+      table().decode[codec](packed->rows(segment, 0, 0, out), panel.data(), in);
+      table().gemm({.data = panel.data(), .stride = in, .n_rows = out, .n_cols = in},
+                   {.x = rows.data(), .y = b.data(), .n_tokens = n_tokens});
+      ASSERT_EQ(std::memcmp(once.data(), twice.data(), once.size() * sizeof(float)), 0) << info(format).name << " T" << n_tokens;
+      for (int t = 0; t < n_tokens; ++t) {
+        for (int r = 0; r < out; ++r) {
+          double sum = 0.0, size = 0.0;
+          for (int k = 0; k < in; ++k) {
+            const double term =
+                static_cast<double>(panel[static_cast<size_t>(r * in + k)]) * static_cast<double>(x[static_cast<size_t>(t * in + k)]);
+            sum += term;
+            size += std::abs(term);
+          }
+          ASSERT_NEAR(once[static_cast<size_t>(t * out + r)], sum, 4e-6 * size) << info(format).name << " T" << n_tokens << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, ProductAddsBiasAndBeta) {
+  const std::vector<float> w = random_floats(8 * 32, 1), x = random_floats(32, 2), bias = random_floats(5, 3);
+  const float* rows[1] = {x.data()};
+  std::vector<float> plain(7), full{9, 1, 2, 3, 4, 5, 9};
+  float *a[1] = {plain.data()}, *b[1] = {full.data()};
+  const Panel panel{.data = w.data(), .stride = 32, .n_rows = 5, .n_cols = 32};
+  table().gemm(panel, {.x = rows, .y = a, .y_col = 1, .n_tokens = 1});
+  table().gemm(panel, {.x = rows, .y = b, .y_col = 1, .n_tokens = 1, .bias = bias.data(), .beta = 0.5f});
+  for (size_t r = 0; r < 5; ++r) EXPECT_EQ(full[r + 1], (plain[r + 1] + bias[r]) + 0.5f * static_cast<float>(r + 1));
+  EXPECT_EQ(plain[0], 0.0f);
+  EXPECT_EQ(plain[6], 0.0f);
+  EXPECT_EQ(full[0], 9.0f);
+  EXPECT_EQ(full[6], 9.0f);
+}
+
+TEST_P(Kernels, ExpIsWithinTwoUlp) {
+  std::vector<float> x;
+  for (float v = -87.3f; v < 88.7f; v += 0.00371f) x.push_back(v);
+  std::vector<float> y(x.size());
+  table().exp(x.data(), static_cast<int>(x.size()), y.data());
+  double worst = 0.0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double exact = std::exp(static_cast<double>(x[i]));
+    const auto rounded = static_cast<float>(exact);
+    const double ulp = static_cast<double>(std::nextafter(rounded, std::numeric_limits<float>::infinity())) - static_cast<double>(rounded);
+    worst = std::max(worst, std::abs(static_cast<double>(y[i]) - exact) / ulp);
+  }
+  EXPECT_LE(worst, 2.0);
+  const float inf = std::numeric_limits<float>::infinity();
+  const float edges[6] = {-inf, -200.0f, 0.0f, 89.0f, inf, std::nanf("")};
+  float out[6];
+  table().exp(edges, 6, out);
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_EQ(out[1], 0.0f);
+  EXPECT_EQ(out[2], 1.0f);
+  EXPECT_EQ(out[3], inf);
+  EXPECT_EQ(out[4], inf);
+  EXPECT_TRUE(std::isnan(out[5]));
+}
+
+TEST_P(Kernels, SiluAndSigmoidAtTheEdges) {
+  const float gate[5] = {-1000.0f, -1.0f, 0.0f, 1.0f, 1000.0f}, up[5] = {2.0f, 2.0f, 2.0f, 2.0f, 2.0f};
+  float y[5], s[5];
+  table().silu_mul(gate, up, 5, y);
+  table().sigmoid(gate, 5, s);
+  EXPECT_EQ(y[0], 0.0f);
+  EXPECT_NEAR(y[1], -2.0 / (1.0 + std::exp(1.0)), 1e-6);
+  EXPECT_EQ(y[2], 0.0f);
+  EXPECT_NEAR(y[3], 2.0 / (1.0 + std::exp(-1.0)), 1e-6);
+  EXPECT_EQ(y[4], 2000.0f);
+  EXPECT_EQ(s[0], 0.0f);
+  EXPECT_EQ(s[2], 0.5f);
+  EXPECT_EQ(s[4], 1.0f);
+}
+
+TEST_P(Kernels, RowConversionsRoundAsTheReference) {
+  std::vector<float> x = random_floats(101, 7, 3.0f);
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float special : {0.0f, -0.0f, inf, -inf, 65504.0f, 65519.0f, 65520.0f, 1e30f, 6e-8f, 2.9e-8f, 1e-5f, 3.3e38f})
+    x.push_back(special);
+  const auto n = static_cast<int>(x.size());
+  std::vector<uint16_t> half(x.size()), brain(x.size());
+  std::vector<float> back(x.size());
+  table().store_row(Element::f16, x.data(), n, half.data());
+  table().store_row(Element::bf16, x.data(), n, brain.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    EXPECT_EQ(half[i], f32_to_f16(x[i])) << x[i];
+    EXPECT_EQ(brain[i], f32_to_bf16(x[i])) << x[i];
+  }
+  table().load_rows(Element::f16, half.data(), 0, 1, n, back.data(), 0);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(back[i], f16_to_f32(half[i]));
+  table().load_rows(Element::bf16, brain.data(), 0, 1, n, back.data(), 0);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(back[i], bf16_to_f32(brain[i]));
+  const float nan[1] = {std::nanf("")};
+  uint16_t stored = 0;
+  table().store_row(Element::bf16, nan, 1, &stored);
+  EXPECT_TRUE(std::isnan(bf16_to_f32(stored)));
+}
+
+TEST_P(Kernels, SoftmaxStepsCarryTheirState) {
+  std::vector<float> s = random_floats(96, 11, 4.0f);
+  const std::vector<float> scores = s;
+  const int valid = 75;  // of the third tile 11
+  SoftmaxState state{-std::numeric_limits<float>::infinity(), 0.0f};
+  std::vector<float> scale(3, 1.0f);
+  for (int tile = 0; tile < 3; ++tile) {
+    const float correction = table().softmax_step(s.data() + 32 * tile, std::min(32, valid - 32 * tile), 32, 0.5f, state);
+    for (int before = 0; before < tile; ++before) scale[static_cast<size_t>(before)] *= correction;
+  }
+  double sum = 0.0, top = -1e30;
+  for (int i = 0; i < valid; ++i) top = std::max(top, 0.5 * static_cast<double>(scores[static_cast<size_t>(i)]));
+  for (int i = 0; i < valid; ++i) sum += std::exp(0.5 * static_cast<double>(scores[static_cast<size_t>(i)]) - top);
+  EXPECT_EQ(static_cast<double>(state.largest), top);
+  EXPECT_NEAR(state.sum, sum, 1e-5 * sum);
+  for (int i = 0; i < 96; ++i) {
+    const double p = i < valid ? std::exp(0.5 * static_cast<double>(scores[static_cast<size_t>(i)]) - top) : 0.0;
+    EXPECT_NEAR(s[static_cast<size_t>(i)] * scale[static_cast<size_t>(i / 32)], p, 1e-5) << i;
+  }
+  EXPECT_EQ(table().softmax_step(s.data(), 0, 32, 0.5f, state), 1.0f);
+  for (int i = 0; i < 32; ++i) EXPECT_EQ(s[static_cast<size_t>(i)], 0.0f);
+}
+
+TEST_P(Kernels, WeightedSumOfOddShapes) {
+  for (const int dim : {1, 8, 37, 64, 150}) {
+    for (const int n_rows : {1, 4, 6}) {
+      const int n_values = 13;
+      const std::vector<float> p = random_floats(static_cast<size_t>(n_rows * 16), 1),
+                               v = random_floats(static_cast<size_t>(n_values * 160), 2), c = random_floats(static_cast<size_t>(n_rows), 3),
+                               start = random_floats(static_cast<size_t>(n_rows * 152), 4);
+      std::vector<float> o = start;
+      table().weighted_sum({.p = p.data(),
+                            .p_stride = 16,
+                            .v = v.data(),
+                            .v_stride = 160,
+                            .o = o.data(),
+                            .o_stride = 152,
+                            .correction = c.data(),
+                            .n_rows = n_rows,
+                            .n_values = n_values,
+                            .dim = dim});
+      for (int r = 0; r < n_rows; ++r) {
+        for (int d = 0; d < 152; ++d) {
+          const auto at = static_cast<size_t>(r * 152 + d);
+          double expected = static_cast<double>(start[at]);
+          if (d < dim) {
+            expected *= static_cast<double>(c[static_cast<size_t>(r)]);
+            for (int b = 0; b < n_values; ++b)
+              expected +=
+                  static_cast<double>(p[static_cast<size_t>(r * 16 + b)]) * static_cast<double>(v[static_cast<size_t>(b * 160 + d)]);
+          }
+          ASSERT_NEAR(o[at], expected, d < dim ? 2e-5 : 0.0) << "dim " << dim << " row " << r << " column " << d;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cachalot::cpu
