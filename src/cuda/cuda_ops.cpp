@@ -1,0 +1,270 @@
+// CudaOps: the device, its memory, the operations on rows, sampling; and what a runtime needs beyond Ops (graphs, timing).
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.h"
+#include "cuda/cuda_ops_impl.h"
+
+namespace cachalot {
+namespace cuda {
+namespace {
+
+Buffer device_memory(size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes == 0 ? 1 : bytes);
+  if (error != cudaSuccess) {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    fail("CUDA: an allocation of {} bytes failed with {} of {} bytes free: {}", bytes, free, total, cudaGetErrorString(error));
+  }
+  return {memory, [](void* p) { cudaFree(p); }};
+}
+
+bool checks_wanted(const CudaOptions& options) {
+  const char* variable = std::getenv("CACHALOT_CUDA_CHECK");
+  return options.check || (variable != nullptr && std::strcmp(variable, "1") == 0);
+}
+
+const int* ints(const View& v) {
+  CACHALOT_CHECK(v.dtype == DType::i32);
+  return static_cast<const int*>(v.data);
+}
+const float* floats(const View& v) {
+  CACHALOT_CHECK(v.dtype == DType::f32);
+  return static_cast<const float*>(v.data);
+}
+
+// What greedy sampling on the device covers: the largest logit and nothing else.
+bool is_plain_greedy(const SampleParams& p) {
+  return !(p.temperature > 0.0f) && p.n_logprobs < 0 && p.bias.empty() &&
+         (p.history.empty() || (p.repetition == 1.0f && p.presence == 0.0f && p.frequency == 0.0f));
+}
+
+}  // namespace
+
+CudaOps::CudaOps(const CudaOptions& options)
+    : options_(options), arena_([this](size_t bytes) {
+        if (capturing_) fail("CUDA: a recorded step needs {} more bytes of temporary memory than any step before it", bytes);
+        return device_memory(bytes);
+      }) {
+  options_.check = checks_wanted(options);
+  CACHALOT_CHECK(options.activation == DType::bf16 || options.activation == DType::f32);
+  int n_devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&n_devices);
+  if (error != cudaSuccess) fail("CUDA: no device can be used: {}", cudaGetErrorString(error));
+  if (options.device < 0 || options.device >= n_devices)
+    fail("CUDA: found device {}, expected one of {} device(s)", options.device, n_devices);
+  CACHALOT_CUDA_CHECK(cudaSetDevice(options.device));
+  cudaDeviceProp properties{};
+  CACHALOT_CUDA_CHECK(cudaGetDeviceProperties(&properties, options.device));
+  if (properties.major < 8)
+    fail("CUDA: device {} ({}) has compute capability {}.{}, expected 8.0 or higher", options.device, properties.name, properties.major,
+         properties.minor);
+  CACHALOT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  if (options.activation == DType::bf16) cublas_ = CublasLt::load();
+}
+
+CudaOps::~CudaOps() {
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+void CudaOps::done(cudaError_t error, const char* op) {
+  check_cuda(error, op);
+  if (options_.check && !capturing_) {
+    check_cuda(cudaStreamSynchronize(stream_), op);
+    check_cuda(cudaGetLastError(), op);
+  }
+}
+
+void CudaOps::not_in_forward(const char* what) const {
+  if (capturing_ || (options_.check && arena_.mark() > 0)) fail("CUDA: {} inside a forward pass", what);
+}
+
+const CudaPacked& CudaOps::packed_of(const Linear& w) const {
+  const auto* packed = dynamic_cast<const CudaPacked*>(w.packed.get());
+  CACHALOT_CHECK(packed != nullptr && packed->owner == this, "a weight of another backend");
+  return *packed;
+}
+
+Buffer CudaOps::alloc(size_t bytes) {
+  not_in_forward("an allocation");
+  Buffer buffer = device_memory(bytes);
+  CACHALOT_CUDA_CHECK(cudaMemsetAsync(buffer.get(), 0, bytes, stream_));
+  CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  return buffer;
+}
+void CudaOps::upload(void* device, const void* host, size_t bytes) {
+  not_in_forward("an upload");
+  if (bytes == 0) return;
+  CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_));
+  CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+void CudaOps::download(void* host, const void* device, size_t bytes) {
+  not_in_forward("a download");
+  if (bytes != 0) CACHALOT_CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
+  CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+View CudaOps::temp(DType dtype, int rows, int cols) {
+  CACHALOT_CHECK(rows >= 0 && cols >= 0, "{} x {}", rows, cols);
+  return View::matrix(arena_.take(static_cast<size_t>(rows) * static_cast<size_t>(cols) * size_of(dtype)), dtype, rows, cols);
+}
+
+void CudaOps::embed(const Linear& table, View ids, View x) {
+  const CudaPacked& w = packed_of(table);
+  CACHALOT_CHECK(w.segments.size() == 1 && table.n_matrices == 1 && x.dtype == DType::f32 && x.n_cols() == table.in);
+  if (x.n_rows() == 0) return;
+  Segment segment = w.segments[0];
+  segment.data += table.first * segment.matrix_bytes;
+  done(launch_embed(segment, ints(ids), mat_of(x), stream_), "embed");
+}
+
+void CudaOps::rmsnorm(View x, View w, float eps, View y) {
+  const int n = w.n_rows() * w.n_cols(), parts = x.n_cols() / n;
+  CACHALOT_CHECK(x.n_cols() == parts * n && y.n_cols() == x.n_cols() && y.n_rows() == x.n_rows(), "a norm of {} on rows of {}", n,
+                 x.n_cols());
+  CACHALOT_CHECK(parts == 1 || (x.n_dims == 3 && x.stride[1] == n && y.n_dims == 3 && y.stride[1] == n));
+  if (x.n_rows() == 0) return;
+  done(launch_rmsnorm(mat_of(x), floats(w), eps, mat_of(y), parts, n, stream_), "rmsnorm");
+}
+
+void CudaOps::add_rmsnorm(View residual, View delta, View w, float eps, View y) {
+  CACHALOT_CHECK(residual.dtype == DType::f32 && delta.n_cols() == residual.n_cols() && delta.n_rows() == residual.n_rows());
+  if (residual.n_rows() == 0) return;
+  done(launch_add_rmsnorm(mat_of(residual), mat_of(delta), floats(w), eps, mat_of(y), stream_), "add_rmsnorm");
+}
+
+void CudaOps::rope(View qk, View pos, const Rope& rope) {
+  const bool by_head = qk.n_dims == 3;
+  const int heads = by_head ? qk.shape[1] : 1, head_dim = by_head ? qk.shape[2] : qk.shape[1];
+  CACHALOT_CHECK(rope.dim % 2 == 0 && rope.dim <= head_dim && rope.cos_sin.n_cols() == rope.dim, "rope of {} on heads of {}", rope.dim,
+                 head_dim);
+  if (qk.n_rows() == 0 || rope.dim == 0) return;
+  done(launch_rope(mat_of(qk), heads, head_dim, by_head ? qk.stride[1] : 0, ints(pos), floats(rope.cos_sin), rope.cos_sin.stride[0],
+                   rope.dim, rope.interleaved, stream_),
+       "rope");
+}
+
+void CudaOps::kv_write(const KvLayer& kv, const Batch& batch, View k, View v) {
+  const DType type = dtype_of(kv.layout.format);
+  CACHALOT_CHECK(k.n_cols() == kv.layout.heads * kv.layout.k_dim);
+  if (k.n_rows() == 0) return;
+  done(launch_kv_write(kv.k, type, ints(batch.slots), mat_of(k), stream_), "kv_write");
+  if (kv.layout.v_is_k_prefix) return;
+  CACHALOT_CHECK(v.n_cols() == kv.layout.heads * kv.layout.v_dim);
+  done(launch_kv_write(kv.v, type, ints(batch.slots), mat_of(v), stream_), "kv_write");
+}
+
+void CudaOps::gather_rows(View x, View ids, View y) {
+  if (y.n_rows() == 0) return;
+  done(launch_gather_rows(mat_of(x), ints(ids), mat_of(y), stream_), "gather_rows");
+}
+
+void CudaOps::scatter_add_rows(View x, View ids, View weights, View y) {
+  CACHALOT_CHECK(y.dtype == DType::f32 && x.n_cols() == y.n_cols());
+  if (x.n_rows() == 0) return;
+  done(launch_scatter_add_rows(mat_of(x), ints(ids), floats(weights), mat_of(y), stream_), "scatter_add_rows");
+}
+
+void CudaOps::sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) {
+  const int n = logits.n_rows();
+  CACHALOT_CHECK(params.size() == static_cast<size_t>(n) && out.size() == params.size());
+  if (n == 0) return;
+  bool greedy = true;
+  for (const SampleParams& p : params) greedy = greedy && is_plain_greedy(p);
+  if (!greedy) return Ops::sample(logits, params, out);
+  std::vector<int> ids(static_cast<size_t>(n));
+  const size_t mark = temp_mark();
+  const View found = temp(DType::i32, 1, n), largest = temp(DType::f32, 1, n);
+  done(launch_argmax(mat_of(logits), static_cast<int*>(found.data), static_cast<float*>(largest.data), stream_), "sample");
+  temp_release(mark);
+  download(ids.data(), found.data, ids.size() * sizeof(int));
+  for (int i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (ids[at] < 0)
+      Ops::sample(logits.rows(i, 1), params.subspan(at, 1), out.subspan(at, 1));  // not finite: the host says why
+    else
+      out[at] = {.token = ids[at]};
+  }
+}
+
+}  // namespace cuda
+
+namespace {
+
+cuda::CudaOps& impl(Ops& ops) {
+  auto* found = dynamic_cast<cuda::CudaOps*>(&ops);
+  CACHALOT_CHECK(found != nullptr, "{} is not CudaOps", ops.name());
+  return *found;
+}
+
+class Graph final : public CudaGraph {
+ public:
+  Graph(cudaGraphExec_t exec, cudaStream_t stream) : exec_(exec), stream_(stream) {}
+  ~Graph() override { cudaGraphExecDestroy(exec_); }
+  void launch() override { CACHALOT_CUDA_CHECK(cudaGraphLaunch(exec_, stream_)); }
+
+ private:
+  cudaGraphExec_t exec_;
+  cudaStream_t stream_;
+};
+
+}  // namespace
+
+bool cuda_available() {
+  int n = 0;
+  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+}
+
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options) { return std::make_unique<cuda::CudaOps>(options); }
+
+std::unique_ptr<CudaGraph> capture_cuda_graph(Ops& ops, const std::function<void()>& step) {
+  cuda::CudaOps& o = impl(ops);
+  CACHALOT_CUDA_CHECK(cudaStreamBeginCapture(o.stream(), cudaStreamCaptureModeThreadLocal));
+  o.set_capturing(true);
+  cudaGraph_t graph = nullptr;
+  const auto end = [&] {
+    o.set_capturing(false);
+    return cudaStreamEndCapture(o.stream(), &graph);
+  };
+  try {
+    step();
+  } catch (...) {
+    if (end() == cudaSuccess) cudaGraphDestroy(graph);
+    throw;
+  }
+  cuda::check_cuda(end(), "recording a graph");
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphDestroy(graph);
+  cuda::check_cuda(error, "making a graph");
+  return std::make_unique<Graph>(exec, o.stream());
+}
+
+void cuda_synchronize(Ops& ops) { CACHALOT_CUDA_CHECK(cudaStreamSynchronize(impl(ops).stream())); }
+
+double cuda_seconds(Ops& ops, const std::function<void()>& work) {
+  const cudaStream_t stream = impl(ops).stream();
+  cudaEvent_t start = nullptr, stop = nullptr;
+  CACHALOT_CUDA_CHECK(cudaEventCreate(&start));
+  CACHALOT_CUDA_CHECK(cudaEventCreate(&stop));
+  CACHALOT_CUDA_CHECK(cudaEventRecord(start, stream));
+  work();
+  CACHALOT_CUDA_CHECK(cudaEventRecord(stop, stream));
+  CACHALOT_CUDA_CHECK(cudaEventSynchronize(stop));
+  float milliseconds = 0.0f;
+  CACHALOT_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, stop));
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+CudaMemory cuda_memory(Ops& ops) {
+  CudaMemory memory;
+  cuda_synchronize(ops);
+  CACHALOT_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));
+  return memory;
+}
+
+}  // namespace cachalot

@@ -1,0 +1,46 @@
+// CudaOps: the backend for NVIDIA GPUs (compute capability 8.0 and up). This header needs no CUDA: a build without it has the same
+// functions, which then throw. Activations are bf16 with sums in f32, or f32 throughout; the residual stream is f32. Work goes to one
+// stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "ops/ops.h"
+
+namespace cachalot {
+
+struct CudaOptions {
+  int device = 0;
+  // bf16 is the fast form, with quantized weights kept in their bits. f32 turns every weight into f32 and uses plain kernels: for checks.
+  DType activation = DType::bf16;
+  // Fails on allocation, upload or download while temporary memory is held, that is inside a forward pass, and checks every launch.
+  // Also set by the environment variable CACHALOT_CUDA_CHECK=1.
+  bool check = false;
+};
+
+// Whether this build has the backend and this machine a device for it.
+bool cuda_available();
+// Throws Error when there is no such device, or the build has no CUDA.
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options = {});
+
+// ---- beyond Ops; `ops` must come from make_cuda_ops ----
+
+// A recorded sequence of calls, which runs again with the contents that its arrays then hold.
+class CudaGraph {
+ public:
+  virtual ~CudaGraph() = default;
+  virtual void launch() = 0;  // enqueues
+};
+// Records the calls that `step` makes; they do not run. `step` must have run before, so that the arena has its size.
+std::unique_ptr<CudaGraph> capture_cuda_graph(Ops& ops, const std::function<void()>& step);
+void cuda_synchronize(Ops& ops);
+// Seconds between the start and the end of what `work` enqueues, by events on the stream.
+double cuda_seconds(Ops& ops, const std::function<void()>& work);
+
+struct CudaMemory {
+  size_t free = 0, total = 0;
+};
+CudaMemory cuda_memory(Ops& ops);
+
+}  // namespace cachalot

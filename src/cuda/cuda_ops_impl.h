@@ -1,0 +1,96 @@
+// The class behind make_cuda_ops. Its parts: cuda_ops.cpp (memory, rows), pack.cpp, linear.cpp, moe.cpp, attention.cpp.
+#pragma once
+
+#include <vector>
+
+#include "cuda/context.h"
+#include "cuda/cublas_lt.h"
+#include "cuda/cuda_ops.h"
+#include "cuda/kernels.h"
+#include "ops/arena.h"
+
+namespace cachalot::cuda {
+
+struct CudaPacked final : Packed {
+  const void* owner = nullptr;    // the Ops that packed it
+  std::vector<Segment> segments;  // one after the other along y
+  std::vector<Buffer> memory;
+  size_t n_bytes = 0;
+  Buffer bias;  // f32 [out], or null
+  [[nodiscard]] size_t bytes() const override { return n_bytes; }
+};
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(const CudaOptions& options);
+  ~CudaOps() override;
+
+  [[nodiscard]] const char* name() const override { return "cuda"; }
+  [[nodiscard]] DType activation() const override { return options_.activation; }
+  [[nodiscard]] bool host_memory() const override { return false; }
+
+  Linear pack(std::span<const LinearSource> row_segments) override;
+  Buffer alloc(size_t bytes) override;
+  void upload(void* device, const void* host, size_t bytes) override;
+  void download(void* host, const void* device, size_t bytes) override;
+  View temp(DType dtype, int rows, int cols) override;
+  size_t temp_mark() const override { return arena_.mark(); }
+  void temp_release(size_t mark) override { arena_.release(mark); }
+
+  void embed(const Linear& table, View ids, View x) override;
+  void rmsnorm(View x, View w, float eps, View y) override;
+  void add_rmsnorm(View residual, View delta, View w, float eps, View y) override;
+  void linear(View x, const Linear& w, View y, float beta) override;
+  void linear_swiglu(View x, const Linear& gate_up, View h) override;
+  void head_linear(View x, const Linear& w, View y) override;
+  void rope(View qk, View pos, const Rope& rope) override;
+  void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
+  void attend(const Attn& attn, View q, View out) override;
+  void attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) override;
+  void gather_rows(View x, View ids, View y) override;
+  void route(View logits, View bias, const Router& router, const Routing& out) override;
+  void moe(View x, const Experts& experts, const Routing& routing, View y) override;
+  void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override;
+  void scatter_add_rows(View x, View ids, View weights, View y) override;
+  void kv_gather(const Attn& attn, int seq, int begin, int n, View out) override;
+  void attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) override;
+
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  void set_capturing(bool capturing) { capturing_ = capturing; }
+
+ private:
+  void done(cudaError_t error, const char* op);  // after each launch
+  void not_in_forward(const char* what) const;
+  const CudaPacked& packed_of(const Linear& w) const;
+
+  // pack.cpp
+  [[nodiscard]] Tile tile_for(const LinearSource& source) const;
+  void pack_segment(const LinearSource& source, const Segment& segment);
+  void pack_dense(const LinearSource& source, const Segment& segment, int matrix);
+
+  // linear.cpp
+  // x as the kernels want it: f32, or bf16 with rows of `cols` aligned columns per head. May take temporary memory.
+  struct Input {
+    const void* data;
+    int64_t stride;
+    int head;  // columns from head to head
+  };
+  Input input_for(const Segment& segment, View x, int heads, int head_cols);
+  void multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x);
+  static GemmArgs output_of(View y, int col);
+  // The gate and up halves of a fused product, when one kernel can take both.
+  static bool halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up);
+
+  // moe.cpp
+  void grouped(const Linear& w, const GemmArgs& common, View y);
+
+  CudaOptions options_;
+  cudaStream_t stream_ = nullptr;
+  bool capturing_ = false;
+  std::unique_ptr<CublasLt> cublas_;
+  Arena arena_;
+};
+
+inline Mat mat_of(const View& v) { return {v.data, v.dtype, v.n_rows(), v.n_cols(), v.stride[0]}; }
+
+}  // namespace cachalot::cuda

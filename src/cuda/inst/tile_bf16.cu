@@ -1,0 +1,6 @@
+// The tiled product for weights of the form bf16.
+#include "cuda/gemm_tile.cuh"
+
+namespace cachalot::cuda {
+cudaError_t launch_tile_bf16(const GemmArgs& a, int rows, cudaStream_t stream) { return launch_tile_format<Tile::bf16>(a, rows, stream); }
+}  // namespace cachalot::cuda

@@ -1,0 +1,172 @@
+// The launchers of the CUDA kernels: plain structs and a stream in, an error code out. Nothing here allocates or waits.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/layout.h"
+#include "ops/kv_layout.h"
+#include "tensor/dtype.h"
+
+namespace cachalot::cuda {
+
+// A matrix on the device: [rows, cols], rows `stride` elements apart.
+struct Mat {
+  void* data = nullptr;
+  DType type = DType::f32;
+  int rows = 0, cols = 0;
+  int64_t stride = 0;
+};
+
+// ---- elementwise.cu ----
+cudaError_t launch_embed(const Segment& table, const int* ids, Mat x, cudaStream_t stream);
+// heads rows of n per row of x and y: head h at column h * n.
+cudaError_t launch_rmsnorm(Mat x, const float* w, float eps, Mat y, int heads, int n, cudaStream_t stream);
+cudaError_t launch_add_rmsnorm(Mat residual, Mat delta, const float* w, float eps, Mat y, cudaStream_t stream);
+cudaError_t launch_rope(Mat x, int heads, int head_dim, int64_t head_stride, const int* pos, const float* cos_sin, int64_t cos_sin_stride,
+                        int rope_dim, bool interleaved, cudaStream_t stream);
+cudaError_t launch_kv_write(void* pages, DType page_type, const int* slots, Mat rows, cudaStream_t stream);
+cudaError_t launch_gather_rows(Mat x, const int* ids, Mat y, cudaStream_t stream);
+cudaError_t launch_scatter_add_rows(Mat x, const int* ids, const float* weights, Mat y, cudaStream_t stream);
+cudaError_t launch_kv_gather(const void* pages, DType page_type, int block_tokens, const int* table, int begin, Mat out,
+                             cudaStream_t stream);
+// h[t, i] = silu(gate_up[t, i]) * gate_up[t, inner + i]
+cudaError_t launch_swiglu(Mat gate_up, Mat h, cudaStream_t stream);
+// y = x converted: per head n numbers, then zeros up to `padded`. Heads begin x_head and y_head columns apart.
+cudaError_t launch_copy_heads(Mat x, int x_head, Mat y, int y_head, int heads, int n, int padded, cudaStream_t stream);
+// Copies `tail` numbers of each head: from x column h * (in + tail) + in to y column h * (out + tail) + out.
+cudaError_t launch_copy_tails(Mat x, Mat y, int heads, int in, int out, int tail, cudaStream_t stream);
+cudaError_t launch_fill(float* to, float value, int64_t n, cudaStream_t stream);
+cudaError_t launch_argmax(Mat logits, int* ids, float* largest, cudaStream_t stream);
+
+// ---- route.cu ----
+struct RouteArgs {
+  const float* logits = nullptr;  // [T, n_experts]
+  int64_t logits_stride = 0;
+  const float* bias = nullptr;  // [n_experts] or null
+  int* ids = nullptr;           // [T, top_k]
+  int64_t ids_stride = 0;
+  float* weights = nullptr;  // [T, top_k]
+  int64_t weights_stride = 0;
+  int n_tokens = 0, n_experts = 0, top_k = 0, n_group = 1, topk_group = 1;
+  int group_score = 0;  // 0 none, 1 max, 2 sum of the two largest
+  bool sigmoid = false, normalise = false;
+  float scale = 1.0f;
+};
+cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream);
+
+// Pairs (t, k), numbered t * top_k + k, sorted by expert and cut into tiles of at most `tile` pairs of one expert.
+struct MoePlan {
+  const int* ids = nullptr;  // [T, top_k], dense
+  int n_pairs = 0, top_k = 0, n_experts = 0;
+  int* order = nullptr;   // [n_pairs]
+  int3* tiles = nullptr;  // [max_tiles] expert, begin in `order`, count; count 0 past the last
+  int max_tiles = 0, tile = 0;
+};
+cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream);
+// y[t] = sum_k weights[t, k] * pairs[t * top_k + k] + (shared[t] when it has data); pairs of experts < 0 are left out.
+cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream);
+
+// ---- GEMM ----
+// Where the rows of x and y of a product come from.
+enum class Rowing : uint8_t {
+  dense,       // row t
+  heads,       // matrix h = blockIdx.y: columns at h * x_head, h * y_head
+  moe_inline,  // blockIdx.y = pair; the first pair of each expert takes all of its pairs (few pairs, no plan)
+  moe_tiles,   // blockIdx.y = tile of the plan
+};
+struct GemmArgs {
+  Segment w;                      // rows [row_begin, ...) of y; with swiglu, gate rows
+  const uint8_t* w_up = nullptr;  // swiglu: the up rows, in the same form
+  int first_matrix = 0;
+  const void* x = nullptr;  // bf16 [T, cols], rows aligned to 16 bytes (f32 allowed for the plain kernels)
+  bool x_is_f32 = false;
+  int64_t x_stride = 0;
+  void* y = nullptr;
+  bool y_is_f32 = false;
+  int64_t y_stride = 0;
+  int n_rows = 0;  // T (dense, heads)
+  float beta = 0.0f;
+  const float* bias = nullptr;  // [out] or null
+  bool swiglu = false;
+  Rowing rowing = Rowing::dense;
+  int n_heads = 1;
+  int x_head = 0, y_head = 0;  // columns per head
+  MoePlan moe;
+  bool x_by_token = false;  // MoE: x row of pair p is p / top_k, otherwise p
+};
+// Few rows: weights are streamed once. Dense formats bf16 and records.
+cudaError_t launch_gemm_stream(const GemmArgs& args, cudaStream_t stream);
+// Many rows: tiles of 128 outputs x 64 or 128 rows on the tensor cores.
+cudaError_t launch_gemm_tile(const GemmArgs& args, cudaStream_t stream);
+// Any rows, f32 arithmetic, weights f32 or bf16: the slow and exact form.
+cudaError_t launch_gemm_simt(const GemmArgs& args, cudaStream_t stream);
+
+// ---- pack.cu ----
+// The stored formats that have a record form; layouts as in tensor/format.h.
+enum class PackFrom : uint8_t { none, q4_0, q4_1, q5_0, q8_0, q4_k, q6_k, int4_planar, fp8_block };
+// Turns raw blocks on the device, one matrix, into records.
+struct PackArgs {
+  const uint8_t* data = nullptr;
+  const uint8_t* scales = nullptr;
+  const uint8_t* zeros = nullptr;
+  PackFrom from = PackFrom::none;
+  int out = 0, in = 0, group = 0;
+  int64_t row_bytes = 0;
+  uint8_t* to = nullptr;
+  Tile tile = Tile::q4g32;
+};
+cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream);
+
+// ---- attention ----
+struct AttendArgs {
+  KvLayout layout;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const int* q_start = nullptr;  // [n_seqs + 1]
+  const int* kv_len = nullptr;   // [n_seqs]
+  const int* block_table = nullptr;
+  int64_t table_stride = 0;
+  int seq_begin = 0, n_seqs = 0, row_begin = 0, n_rows = 0;
+  int heads = 0;  // query heads
+  float scale = 1.0f;
+  Mat q, out;
+  int n_splits = 1;
+  float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
+};
+cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
+bool mla_decode_supports(const AttendArgs& args);
+int mla_decode_splits(int n_rows, int heads, int max_kv);
+cudaError_t launch_mla_decode(const AttendArgs& args, cudaStream_t stream);
+
+// One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].
+struct RaggedArgs {
+  int heads = 0, nope = 0, rope = 0, v_dim = 0;
+  float scale = 1.0f;
+  int q_position = 0, kv_position = 0;
+  Mat q, latent, kv;  // latent [n, kv_rank + rope], kv [n, H * (nope + v)]
+  int latent_rope_at = 0;
+  Mat out;               // [n_q, H * v]
+  float* lse = nullptr;  // [n_q, H]; null: this is the only chunk and `out` is final
+};
+cudaError_t launch_attend_ragged(const RaggedArgs& args, cudaStream_t stream);
+
+// Many query rows of one sequence against n_keys contiguous context rows, causal. The key of head h is [k of h's KV head | k_rope, shared].
+struct FlashArgs {
+  int heads = 0, share = 1;  // query heads, and how many of them share a KV head
+  int k_dim = 0, rope = 0, v_dim = 0;
+  float scale = 1.0f;
+  int q_position = 0, kv_position = 0, n_keys = 0;
+  Mat q;                                                     // [n_q, heads * (k_dim + rope)]
+  const void *k = nullptr, *k_rope = nullptr, *v = nullptr;  // bf16
+  int64_t k_stride = 0, k_rope_stride = 0, v_stride = 0;     // from row to row
+  int k_head = 0, v_head = 0;                                // from KV head to KV head
+  Mat out;                                                   // [n_q, heads * v_dim], bf16 or f32
+  float* lse = nullptr;                                      // [n_q, heads]; null: this is the only chunk
+};
+bool flash_supports(const FlashArgs& args);
+cudaError_t launch_flash(const FlashArgs& args, cudaStream_t stream);
+
+}  // namespace cachalot::cuda

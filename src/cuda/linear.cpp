@@ -1,0 +1,126 @@
+// CudaOps: the linear maps. By number of rows: few stream the weights once, many take tensor-core tiles (dense bf16: cuBLASLt).
+#include "base/check.h"
+#include "cuda/cuda_ops_impl.h"
+
+namespace cachalot::cuda {
+namespace {
+
+// Rows up to which streaming the weights once per 32 rows is taken; above, tiles of 128 outputs fill the chip.
+constexpr int kStreamRows = 64, kStreamRowsSmall = 128, kSmallOut = 8192;
+
+bool streams(int rows, int out) { return rows <= kStreamRows || (rows <= kStreamRowsSmall && out <= kSmallOut); }
+
+}  // namespace
+
+GemmArgs CudaOps::output_of(View y, int col) {
+  GemmArgs args;
+  args.y = static_cast<std::byte*>(y.data) + static_cast<size_t>(col) * size_of(y.dtype);
+  args.y_is_f32 = y.dtype == DType::f32;
+  args.y_stride = y.stride[0];
+  args.n_rows = y.n_rows();
+  return args;
+}
+
+CudaOps::Input CudaOps::input_for(const Segment& segment, View x, int heads, int head_cols) {
+  const bool plain = segment.tile == Tile::f32;
+  const bool fits = plain || (x.dtype == DType::bf16 && segment.in == segment.cols && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
+                              x.stride[0] % 8 == 0 && head_cols % 8 == 0);
+  if (fits) return {x.data, x.stride[0], head_cols};
+  const View copy = temp(DType::bf16, x.n_rows(), heads * segment.cols);
+  done(launch_copy_heads(mat_of(x), head_cols, mat_of(copy), segment.cols, heads, segment.in, segment.cols, stream_), "copy");
+  return {copy.data, copy.stride[0], segment.cols};
+}
+
+void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x) {
+  args.w = segment;
+  args.first_matrix = w.first;
+  args.x_is_f32 = x.dtype == DType::f32 && segment.tile == Tile::f32;
+  if (segment.tile == Tile::f32) return done(launch_gemm_simt(args, stream_), "linear");
+  if (streams(args.n_rows, segment.out)) return done(launch_gemm_stream(args, stream_), "linear");
+  if (segment.tile == Tile::bf16 && args.rowing == Rowing::dense && !args.swiglu && cublas_ != nullptr && cublas_->multiply(args, stream_))
+    return;
+  done(launch_gemm_tile(args, stream_), "linear");
+}
+
+void CudaOps::linear(View x, const Linear& w, View y, float beta) {
+  const CudaPacked& packed = packed_of(w);
+  CACHALOT_CHECK(w.n_matrices == 1 && x.n_cols() == w.in && y.n_cols() == w.out && x.n_rows() == y.n_rows(),
+                 "[{}, {}] x [{}, {}] -> [{}, {}]", x.n_rows(), x.n_cols(), w.out, w.in, y.n_rows(), y.n_cols());
+  if (x.n_rows() == 0) return;
+  const size_t mark = temp_mark();
+  int col = 0;
+  for (const Segment& segment : packed.segments) {
+    GemmArgs args = output_of(y, col);
+    const Input in = input_for(segment, x, 1, x.n_cols());
+    args.x = in.data;
+    args.x_stride = in.stride;
+    args.beta = beta;
+    args.bias = packed.bias ? static_cast<const float*>(packed.bias.get()) + col : nullptr;
+    multiply(args, segment, w, x);
+    col += segment.out;
+  }
+  temp_release(mark);
+}
+
+bool CudaOps::halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up) {
+  if (packed.bias || out % 2 != 0) return false;
+  gate = packed.segments[0];
+  gate.out = out / 2;
+  if (packed.segments.size() == 1) {
+    up = gate.data + segment_matrix_bytes(gate.tile, gate.out, gate.cols);
+    return !is_record(gate.tile) || gate.out % kRecordRows == 0;
+  }
+  if (packed.segments.size() != 2) return false;
+  const Segment& second = packed.segments[1];
+  up = second.data;
+  return packed.segments[0].out == second.out && gate.tile == second.tile;
+}
+
+void CudaOps::linear_swiglu(View x, const Linear& gate_up, View h) {
+  const CudaPacked& packed = packed_of(gate_up);
+  const int inner = gate_up.out / 2;
+  CACHALOT_CHECK(gate_up.n_matrices == 1 && x.n_cols() == gate_up.in && h.n_cols() == inner && x.n_rows() == h.n_rows());
+  if (x.n_rows() == 0) return;
+  const size_t mark = temp_mark();
+  Segment gate;
+  const uint8_t* up = nullptr;
+  const bool many = !streams(x.n_rows(), inner);
+  if (halves(packed, gate_up.out, gate, up) && !(many && !is_record(gate.tile))) {
+    GemmArgs args = output_of(h, 0);
+    const Input in = input_for(gate, x, 1, x.n_cols());
+    args.x = in.data;
+    args.x_stride = in.stride;
+    args.swiglu = true;
+    args.w_up = up;
+    multiply(args, gate, gate_up, x);
+  } else {
+    const View both = temp(h.dtype, x.n_rows(), gate_up.out);
+    linear(x, gate_up, both, 0.0f);
+    done(launch_swiglu(mat_of(both), mat_of(h), stream_), "linear_swiglu");
+  }
+  temp_release(mark);
+}
+
+void CudaOps::head_linear(View x, const Linear& w, View y) {
+  const CudaPacked& packed = packed_of(w);
+  const int heads = w.n_matrices, width = x.n_cols() / heads, tail = width - w.in;
+  CACHALOT_CHECK(packed.segments.size() == 1 && !packed.bias);
+  CACHALOT_CHECK(tail >= 0 && x.n_cols() == heads * width && y.n_cols() == heads * (w.out + tail) && x.n_rows() == y.n_rows(),
+                 "{} heads of {} -> {} from rows of {} to rows of {}", heads, w.in, w.out, x.n_cols(), y.n_cols());
+  if (x.n_rows() == 0) return;
+  const size_t mark = temp_mark();
+  const Segment& segment = packed.segments[0];
+  GemmArgs args = output_of(y, 0);
+  const Input in = input_for(segment, x, heads, width);
+  args.x = in.data;
+  args.x_stride = in.stride;
+  args.x_head = in.head;
+  args.y_head = w.out + tail;
+  args.rowing = Rowing::heads;
+  args.n_heads = heads;
+  multiply(args, segment, w, x);
+  if (tail > 0) done(launch_copy_tails(mat_of(x), mat_of(y), heads, w.in, w.out, tail, stream_), "head_linear");
+  temp_release(mark);
+}
+
+}  // namespace cachalot::cuda

@@ -1,0 +1,212 @@
+// Absorbed MLA for few query rows: MQA over latent rows of 576 whose first 512 are the values (DeepSeek-V2 section 2.1; split context as in
+// FlashDecoding). A block takes 16 heads of one row and a part of its context, 64 keys at a time: the rows come in by cp.async, two blocks
+// of them in turn; 8 warps score 8 keys each, then each weighs 64 of the 512 value columns, all repeating the cheap softmax of 16 x 64.
+// Per 64 keys: 73.7 kB from memory against 544 mma, so the reading of the cache is what limits it.
+#include "cuda/attend_rows.cuh"
+
+namespace cachalot::cuda {
+namespace {
+
+constexpr int kHeads = 16, kKeys = 64, kK = 576, kV = 512, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
+constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kKeys * kPitch * 2, kScoreBytes = kHeads * kScorePitch * 4;
+constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
+
+__global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_constant__ AttendArgs a) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ int found[2];
+  bf16* query = reinterpret_cast<bf16*>(shared);                                     // [16][584]
+  bf16* stages = reinterpret_cast<bf16*>(shared + kQueryBytes);                      // [2][64][584]
+  float* scores = reinterpret_cast<float*>(shared + kQueryBytes + 2 * kStageBytes);  // [16][72]
+  pdl_trigger();
+  pdl_wait();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
+  const int row = static_cast<int>(blockIdx.x), head0 = static_cast<int>(blockIdx.y) * kHeads, split = static_cast<int>(blockIdx.z);
+  const RowContext context = find_row(a, row, found);
+  const int n_blocks = (context.n_keys + kKeys - 1) / kKeys, share = (n_blocks + a.n_splits - 1) / a.n_splits;
+  const int first = split * share, last = min(first + share, n_blocks);
+  float* part = a.partial + static_cast<int64_t>(split * a.n_rows + row) * a.heads * kV;
+  float* part_lse =
+      a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV + static_cast<int64_t>(split * a.n_rows + row) * a.heads;
+  bf16* out = static_cast<bf16*>(a.out.data) + row * a.out.stride;
+  if (first >= last) {
+    if (a.n_splits > 1) {
+      if (thread < kHeads && head0 + thread < a.heads) part_lse[head0 + thread] = -INFINITY;
+    } else {
+      for (int i = thread; i < kHeads * kV; i += kThreads)
+        if (head0 + i / kV < a.heads) out[head0 * kV + i] = from_f32<bf16>(0.0f);
+    }
+    return;
+  }
+
+  const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kK;
+  for (int i = thread; i < kHeads * (kK / 8); i += kThreads) {
+    const int h = i / (kK / 8), u = i % (kK / 8);
+    cp_async16(query + h * kPitch + u * 8, q + (head0 + h < a.heads ? h : 0) * kK + u * 8, head0 + h < a.heads);
+  }
+  // Four threads copy a row.
+  const int* table = a.block_table + context.seq * a.table_stride;
+  const int block_tokens = a.layout.block_tokens;
+  const auto copy = [&](int block) {
+    if (block < last) {
+      const int r = thread >> 2, key = block * kKeys + r;
+      const bool there = key < context.n_keys;
+      const int64_t slot = there ? static_cast<int64_t>(table[key / block_tokens]) * block_tokens + key % block_tokens : 0;
+      const bf16* from = static_cast<const bf16*>(a.k) + slot * kK + (thread & 3) * 8;
+      bf16* to = stages + (block & 1) * (kKeys * kPitch) + r * kPitch + (thread & 3) * 8;
+#pragma unroll
+      for (int i = 0; i < kK / 32; ++i) cp_async16(to + i * 32, from + i * 32, there);
+    }
+    cp_async_commit();
+  };
+  copy(first);
+  copy(first + 1);
+
+  const float scale = a.scale * 1.44269504f;  // scores in powers of two
+  float acc[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+  for (int block = first; block < last; ++block) {
+    const bf16* keys = stages + (block & 1) * (kKeys * kPitch);
+    cp_async_wait<1>();
+    __syncthreads();
+    // Scores of 16 heads x 8 keys, in two chains so that the mma latency overlaps.
+    float s[2][4] = {};
+    const bf16* q_at = query + (lane & 15) * kPitch + (lane >> 4) * 8;
+    const bf16* k_at = keys + (warp * 8 + (lane & 7)) * kPitch + (lane >> 3) * 8;
+#pragma unroll 6
+    for (int k = 0; k < kK; k += 32) {
+      uint32_t qa[2][4], kb[4];
+      ldmatrix4(kb, k_at + k);
+      ldmatrix4(qa[0], q_at + k);
+      ldmatrix4(qa[1], q_at + k + 16);
+      mma_bf16(s[0], qa[0], kb[0], kb[1]);
+      mma_bf16(s[1], qa[1], kb[2], kb[3]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int key = block * kKeys + warp * 8 + 2 * c;
+      float2 v = make_float2((s[0][2 * h] + s[1][2 * h]) * scale, (s[0][2 * h + 1] + s[1][2 * h + 1]) * scale);
+      if (key >= context.n_keys) v.x = -INFINITY;
+      if (key + 1 >= context.n_keys) v.y = -INFINITY;
+      *reinterpret_cast<float2*>(scores + (g + 8 * h) * kScorePitch + warp * 8 + 2 * c) = v;
+    }
+    __syncthreads();
+
+    // Every warp: the weights of all 64 keys as A operands of 4 steps of 16.
+    float p[2][16], peak[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 v = *reinterpret_cast<const float2*>(scores + (g + 8 * h) * kScorePitch + j * 8 + 2 * c);
+        p[h][2 * j] = v.x, p[h][2 * j + 1] = v.y;
+        peak[h] = fmaxf(peak[h], fmaxf(v.x, v.y));
+      }
+    float keep[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 1));
+      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 2));
+      peak[h] = fmaxf(peak[h], largest[h]);
+      keep[h] = exp2f(largest[h] - peak[h]);
+      largest[h] = peak[h];
+      float add = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) add += p[h][j] = exp2f(p[h][j] - peak[h]);
+      sum[h] = sum[h] * keep[h] + add;
+    }
+    if (keep[0] != 1.0f || keep[1] != 1.0f) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) acc[n][0] *= keep[0], acc[n][1] *= keep[0], acc[n][2] *= keep[1], acc[n][3] *= keep[1];
+    }
+    const bf16* v_at = keys + (lane & 15) * kPitch + warp * 64 + (lane >> 4) * 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t pa[4] = {pack_bf16(p[0][4 * j], p[0][4 * j + 1]), pack_bf16(p[1][4 * j], p[1][4 * j + 1]),
+                              pack_bf16(p[0][4 * j + 2], p[0][4 * j + 3]), pack_bf16(p[1][4 * j + 2], p[1][4 * j + 3])};
+#pragma unroll
+      for (int n = 0; n < 8; n += 2) {
+        uint32_t vb[4];
+        ldmatrix4_transposed(vb, v_at + j * 16 * kPitch + n * 8);
+        mma_bf16(acc[n], pa, vb[0], vb[1]);
+        mma_bf16(acc[n + 1], pa, vb[2], vb[3]);
+      }
+    }
+    __syncthreads();
+    copy(block + 2);
+  }
+
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+    const int head = head0 + g + 8 * h;
+    if (head >= a.heads) continue;
+    const float factor = 1.0f / sum[h];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int col = head * kV + warp * 64 + n * 8 + 2 * c;
+      const float x = acc[n][2 * h] * factor, y = acc[n][2 * h + 1] * factor;
+      if (a.n_splits > 1)
+        *reinterpret_cast<float2*>(part + col) = make_float2(x, y);
+      else
+        *reinterpret_cast<uint32_t*>(out + col) = pack_bf16(x, y);
+    }
+    if (a.n_splits > 1 && warp == 0 && c == 0) part_lse[head] = largest[h] + log2f(sum[h]);
+  }
+}
+
+// A block per (row, head): the parts weighted by their shares of the softmax's sum.
+__global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ AttendArgs a) {
+  pdl_trigger();
+  pdl_wait();
+  const int row = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV;
+  const auto lse_of = [&](int s) { return lse[static_cast<int64_t>(s * a.n_rows + row) * a.heads + head]; };
+  float largest = -INFINITY, total = 0.0f;
+  for (int s = 0; s < a.n_splits; ++s) largest = fmaxf(largest, lse_of(s));
+  float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int s = 0; s < a.n_splits; ++s) {
+    const float l = lse_of(s);
+    if (l == -INFINITY) continue;
+    const float w = exp2f(l - largest);
+    total += w;
+    const float4 x =
+        *reinterpret_cast<const float4*>(a.partial + (static_cast<int64_t>(s * a.n_rows + row) * a.heads + head) * kV + threadIdx.x * 4);
+    v.x = fmaf(w, x.x, v.x), v.y = fmaf(w, x.y, v.y), v.z = fmaf(w, x.z, v.z), v.w = fmaf(w, x.w, v.w);
+  }
+  const float factor = total > 0.0f ? 1.0f / total : 0.0f;
+  const uint2 packed = make_uint2(pack_bf16(v.x * factor, v.y * factor), pack_bf16(v.z * factor, v.w * factor));
+  *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out.data) + row * a.out.stride + head * kV + threadIdx.x * 4) = packed;
+}
+
+}  // namespace
+
+bool mla_decode_supports(const AttendArgs& a) {
+  const auto aligned = [](const Mat& m) {
+    return m.type == DType::bf16 && reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
+  };
+  return a.layout.heads == 1 && a.layout.k_dim == kK && a.layout.v_dim == kV && a.layout.v_is_k_prefix &&
+         a.layout.format == KvFormat::bf16 && aligned(a.q) && aligned(a.out);
+}
+
+// The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part.
+int mla_decode_splits(int n_rows, int heads, int max_kv) {
+  const int groups = n_rows * ceil_div(heads, kHeads), blocks = ceil_div(max_kv > 0 ? max_kv : 1, kKeys);
+  int best = 1;
+  double best_cost = 1e30;
+  for (int s = 1; s <= 64 && s <= blocks; ++s) {
+    const double cost = ceil_div(groups * s, 132) * (ceil_div(blocks, s) + 1.5) + (s > 1 ? 0.02 * s + 1.0 : 0.0);
+    if (cost < best_cost) best_cost = cost, best = s;
+  }
+  return best;
+}
+
+cudaError_t launch_mla_decode(const AttendArgs& a, cudaStream_t stream) {
+  static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (raised != cudaSuccess) return raised;
+  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
+  const cudaError_t error = launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
+  if (error != cudaSuccess || a.n_splits == 1) return error;
+  return launch(combine_kernel, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads)), 128, 0, stream, a);
+}
+
+}  // namespace cachalot::cuda

@@ -1,0 +1,169 @@
+// The router's choice (DeepSeek-V2 section 2.1.2, DeepSeek-V3 section 2.1.2), the sorting of (token, expert) pairs, and the sum over
+// experts. Numbers of pairs per expert never leave the device.
+#include "cuda/device.cuh"
+#include "cuda/kernels.h"
+
+namespace cachalot::cuda {
+namespace {
+
+constexpr int kMaxExperts = 1024;
+
+// Of a warp's candidates the larger value, the lower index among equals; index -1 loses.
+__device__ __forceinline__ void warp_best(float& value, int& index) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) {
+    const float v = __shfl_xor_sync(~0u, value, m);
+    const int i = __shfl_xor_sync(~0u, index, m);
+    if (i >= 0 && (index < 0 || v > value || (v == value && i < index))) value = v, index = i;
+  }
+}
+
+// The largest of values[0, n) that is not `taken`, in all lanes. A NaN counts as smallest.
+__device__ int warp_largest(const float* values, const bool* taken, int n, int lane) {
+  float best = -INFINITY;
+  int index = -1;
+  for (int i = lane; i < n; i += 32) {
+    const float v = isnan(values[i]) ? -INFINITY : values[i];
+    if (!taken[i] && (index < 0 || v > best)) best = v, index = i;
+  }
+  warp_best(best, index);
+  return index;
+}
+
+// One warp per token.
+__global__ void route_kernel(const RouteArgs a) {
+  extern __shared__ float shared[];  // scores, choice [n_experts], group scores [n_group]; then flags
+  pdl_trigger();
+  pdl_wait();
+  const int t = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x), n = a.n_experts;
+  float *scores = shared, *choice = shared + n, *groups = shared + 2 * n;
+  bool *taken = reinterpret_cast<bool*>(groups + a.n_group), *group_taken = taken + n;
+  const float* logits = a.logits + t * a.logits_stride;
+  if (a.sigmoid) {
+    for (int i = lane; i < n; i += 32) scores[i] = 1.0f / (1.0f + expf(-logits[i]));
+  } else {
+    float highest = -INFINITY, sum = 0.0f;
+    for (int i = lane; i < n; i += 32) highest = fmaxf(highest, logits[i]);
+    highest = warp_max(highest);
+    for (int i = lane; i < n; i += 32) sum += scores[i] = expf(logits[i] - highest);
+    sum = warp_sum(sum);
+    for (int i = lane; i < n; i += 32) scores[i] /= sum;
+  }
+  for (int i = lane; i < n; i += 32) {
+    choice[i] = scores[i] + (a.bias != nullptr ? a.bias[i] : 0.0f);
+    taken[i] = false;
+  }
+  __syncwarp();
+  if (a.group_score != 0) {
+    const int size = n / a.n_group;
+    for (int g = lane; g < a.n_group; g += 32) {
+      float first = -INFINITY, second = -INFINITY;
+      for (int i = g * size; i < (g + 1) * size; ++i) {
+        const float v = choice[i];
+        if (v > first)
+          second = first, first = v;
+        else if (v > second)
+          second = v;
+      }
+      groups[g] = a.group_score == 1 ? first : first + second;
+      group_taken[g] = false;
+    }
+    __syncwarp();
+    for (int k = 0; k < a.topk_group; ++k) {
+      const int g = warp_largest(groups, group_taken, a.n_group, lane);
+      if (lane == 0) group_taken[g] = true;
+      __syncwarp();
+    }
+    for (int i = lane; i < n; i += 32)
+      if (!group_taken[i / size]) choice[i] = a.group_score == 1 ? 0.0f : -INFINITY;
+    __syncwarp();
+  }
+  float sum = 0.0f, mine = 0.0f;  // lane k keeps the k-th choice (top_k <= 32)
+  int my_id = -1;
+  for (int k = 0; k < a.top_k; ++k) {
+    const int e = warp_largest(choice, taken, n, lane);
+    sum += scores[e];
+    if (lane == k) mine = scores[e], my_id = e;
+    if (lane == 0) taken[e] = true;
+    __syncwarp();
+  }
+  if (lane < a.top_k) {
+    a.ids[t * a.ids_stride + lane] = my_id;
+    a.weights[t * a.weights_stride + lane] = mine * (a.scale / (a.normalise ? sum + 1e-20f : 1.0f));
+  }
+}
+
+// One block, a counting sort. The order within an expert is free: it decides only which column of a product a pair takes.
+constexpr int kPlanThreads = 1024;
+__global__ __launch_bounds__(kPlanThreads) void moe_plan_kernel(const MoePlan plan) {
+  __shared__ int count[kMaxExperts], begin[kMaxExperts], first_tile[kMaxExperts], warp_total[2][32];
+  pdl_trigger();
+  pdl_wait();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  for (int e = thread; e < kMaxExperts; e += kPlanThreads) count[e] = 0;
+  __syncthreads();
+  for (int p = thread; p < plan.n_pairs; p += kPlanThreads)
+    if (plan.ids[p] >= 0) atomicAdd(&count[plan.ids[p]], 1);
+  __syncthreads();
+  // Exclusive sums over the experts of pairs and of tiles.
+  const int mine = count[thread], tiles = (mine + plan.tile - 1) / plan.tile;
+  int pairs_to = mine, tiles_to = tiles;
+  for (int d = 1; d < 32; d <<= 1) {
+    const int a = __shfl_up_sync(~0u, pairs_to, d), b = __shfl_up_sync(~0u, tiles_to, d);
+    if (lane >= d) pairs_to += a, tiles_to += b;
+  }
+  if (lane == 31) warp_total[0][warp] = pairs_to, warp_total[1][warp] = tiles_to;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) pairs_to += warp_total[0][w], tiles_to += warp_total[1][w];
+  begin[thread] = pairs_to - mine;
+  first_tile[thread] = tiles_to - tiles;
+  for (int i = 0; i < tiles; ++i)
+    plan.tiles[first_tile[thread] + i] = make_int3(thread, begin[thread] + i * plan.tile, min(plan.tile, mine - i * plan.tile));
+  int total = 0;
+  for (int w = 0; w < 32; ++w) total += warp_total[1][w];
+  for (int i = total + thread; i < plan.max_tiles; i += kPlanThreads) plan.tiles[i] = make_int3(0, 0, 0);
+  __syncthreads();
+  for (int p = thread; p < plan.n_pairs; p += kPlanThreads)
+    if (plan.ids[p] >= 0) plan.order[atomicAdd(&begin[plan.ids[p]], 1)] = p;
+}
+
+template <typename In, typename Out>
+__global__ void combine_kernel(const In* pairs, int64_t pair_stride, const int* ids, const float* weights, int64_t weights_stride,
+                               int top_k, const float* shared, int64_t shared_stride, Out* y, int64_t y_stride, int n) {
+  pdl_trigger();
+  pdl_wait();
+  const int t = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  float sum = shared != nullptr ? shared[t * shared_stride + i] : 0.0f;
+  for (int k = 0; k < top_k; ++k)
+    if (ids[t * top_k + k] >= 0)
+      sum = fmaf(weights[t * weights_stride + k], to_f32(pairs[static_cast<int64_t>(t * top_k + k) * pair_stride + i]), sum);
+  y[t * y_stride + i] = from_f32<Out>(sum);
+}
+
+}  // namespace
+
+cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
+  if (args.n_experts > kMaxExperts || args.top_k > 32) return cudaErrorInvalidValue;
+  const size_t shared = (2 * static_cast<size_t>(args.n_experts) + static_cast<size_t>(args.n_group)) * 5 + 16;
+  return launch(route_kernel, dim3(static_cast<unsigned>(args.n_tokens)), 32, shared, stream, args);
+}
+
+cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream) {
+  if (plan.n_experts > kMaxExperts) return cudaErrorInvalidValue;
+  return launch(moe_plan_kernel, dim3(1), kPlanThreads, 0, stream, plan);
+}
+
+cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream) {
+  return with_activation(pairs.type, [&](auto in) {
+    return with_activation(y.type, [&](auto out) {
+      using In = decltype(in);
+      using Out = decltype(out);
+      return launch(combine_kernel<In, Out>, dim3(static_cast<unsigned>(ceil_div(y.cols, 256)), static_cast<unsigned>(y.rows)), 256, 0,
+                    stream, static_cast<const In*>(pairs.data), pairs.stride, ids, static_cast<const float*>(weights.data), weights.stride,
+                    weights.cols, static_cast<const float*>(shared.data), shared.stride, static_cast<Out*>(y.data), y.stride, y.cols);
+    });
+  });
+}
+
+}  // namespace cachalot::cuda

@@ -1,0 +1,393 @@
+// Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
+//   cuda_bench linear | moe ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
+// Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "cuda/cuda_ops.h"
+#include "model/decoder.h"
+#include "ops/random_weights.h"
+
+namespace cachalot::test {
+namespace {
+
+constexpr double kCopyLimit = 4.3e12, kMatrixLimit = 790e12;  // measured on one H200: bytes and FLOPs per second
+
+struct Bench {
+  std::unique_ptr<Ops> ops = make_cuda_ops();
+  std::vector<Buffer> keep;
+
+  View array(DType dtype, int rows, int cols, float scale = 1.0f) {
+    const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(cols);
+    Buffer memory = ops->alloc(n * size_of(dtype));
+    if (scale != 0.0f && (dtype == DType::f32 || dtype == DType::bf16)) {
+      const LinearSource values =
+          random_source({.format = dtype == DType::f32 ? Format::f32 : Format::bf16, .out = std::min(rows, 256), .in = cols}, 11);
+      for (int r = 0; r < rows; r += 256) {
+        const size_t bytes = static_cast<size_t>(std::min(256, rows - r)) * static_cast<size_t>(cols) * size_of(dtype);
+        ops->upload(static_cast<std::byte*>(memory.get()) + static_cast<size_t>(r) * static_cast<size_t>(cols) * size_of(dtype),
+                    values.matrices[0].data.data(), std::min(bytes, values.matrices[0].data.size()));
+      }
+    }
+    keep.push_back(memory);
+    return View::matrix(memory.get(), dtype, rows, cols);
+  }
+  View ints(const std::vector<int>& values, int rows, int cols) {
+    const View v = array(DType::i32, rows, cols, 0.0f);
+    ops->upload(v.data, values.data(), values.size() * sizeof(int));
+    return v;
+  }
+  // n_matrices copies of one matrix, whose rows repeat 512 random ones.
+  Linear weights(Format format, int out, int in, int n_matrices = 1) {
+    const int n = std::min(out, 512);
+    const LinearSource part = random_source({.format = format, .out = n, .in = in, .group = format == Format::int4_planar ? 128 : 0}, 3);
+    const auto repeat = [&](std::span<const std::byte> bytes, size_t total_rows, size_t part_rows) {
+      std::vector<std::byte> all(bytes.size() / part_rows * total_rows);
+      for (size_t at = 0; at < all.size(); at += bytes.size())
+        std::copy_n(bytes.begin(), std::min(bytes.size(), all.size() - at), all.begin() + static_cast<ptrdiff_t>(at));
+      return all;
+    };
+    const bool blocks = format == Format::fp8_block;
+    const auto rows_of = [&](int r) { return static_cast<size_t>(blocks ? (r + 127) / 128 : r); };
+    const WeightBytes& w = part.matrices[0];
+    const auto data = repeat(w.data, static_cast<size_t>(out), static_cast<size_t>(n)), scales = repeat(w.scales, rows_of(out), rows_of(n)),
+               zeros = repeat(w.zeros, static_cast<size_t>(out), static_cast<size_t>(n));
+    LinearSource source = part;
+    source.out = out;
+    source.matrices.assign(static_cast<size_t>(n_matrices), {data, scales, zeros});
+    return ops->pack({&source, 1});
+  }
+  // Median seconds of a replay.
+  double time(const std::function<void()>& work, int replays = 9) {
+    work();
+    cuda_synchronize(*ops);
+    const auto graph = capture_cuda_graph(*ops, work);
+    graph->launch();
+    std::vector<double> seconds;
+    for (int i = 0; i < replays; ++i) seconds.push_back(cuda_seconds(*ops, [&] { graph->launch(); }));
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+};
+
+double stored_bytes(Format format, double out, double in, int group = 128) {
+  if (format == Format::int4_planar) return out * in * (0.5 + 3.0 / group);
+  if (format == Format::fp8_block) return out * in;
+  return out * static_cast<double>(row_bytes(format, static_cast<int>(in)));
+}
+
+void bench_linear() {
+  Bench b;
+  std::printf("%-12s %-14s %4s %10s %8s %7s\n", "format", "out x in", "T", "us", "TB/s", "share");
+  struct Shape {
+    int out, in;
+  };
+  for (const Format format : {Format::bf16, Format::q4_k, Format::q6_k, Format::q8_0, Format::int4_planar, Format::fp8_block}) {
+    for (const Shape s : {Shape{3648, 2048}, Shape{2048, 2048}, Shape{21888, 2048}, Shape{102400, 2048}}) {
+      const double bytes = stored_bytes(format, s.out, s.in);
+      const int copies = std::max(2, static_cast<int>(4e8 / bytes));
+      const Linear w = b.weights(format, s.out, s.in, copies);
+      for (const int rows : {1, 4, 8, 16, 32}) {
+        const View x = b.array(DType::bf16, rows, s.in), y = b.array(DType::bf16, rows, s.out, 0.0f);
+        const double t = b.time([&] {
+          for (int i = 0; i < copies; ++i) b.ops->linear(x, w.matrix(i), y);
+        }) / copies;
+        std::printf("%-12s %6d x %-5d %4d %10.2f %8.2f %6.1f%%\n", std::string(info(format).name).c_str(), s.out, s.in, rows, t * 1e6,
+                    bytes / t * 1e-12, 100 * bytes / t / kCopyLimit);
+      }
+    }
+  }
+}
+
+std::vector<int> uniform_experts(int rows, int top_k, int n_experts, std::vector<bool>& used) {
+  std::vector<int> ids;
+  uint32_t state = 12345;
+  for (int t = 0; t < rows; ++t) {
+    std::vector<int> mine;
+    while (static_cast<int>(mine.size()) < top_k) {
+      state = state * 1664525u + 1013904223u;
+      const int e = static_cast<int>((state >> 8) % static_cast<uint32_t>(n_experts));
+      if (std::find(mine.begin(), mine.end(), e) == mine.end()) mine.push_back(e), used[static_cast<size_t>(e)] = true;
+    }
+    ids.insert(ids.end(), mine.begin(), mine.end());
+  }
+  return ids;
+}
+
+void bench_moe(const std::vector<int>& batches) {
+  Bench b;
+  constexpr int kExperts = 64, kTop = 6, kHidden = 2048, kInner = 1408, kShared = 2816, kLayers = 3;
+  struct Mix {
+    Format up, down, shared_up, shared_down;
+  };
+  std::printf("%-12s %-8s %5s %8s %10s %8s %7s %9s\n", "gate_up", "down", "T", "experts", "us", "TB/s", "share", "TFLOP/s");
+  for (const Mix m :
+       {Mix{Format::bf16, Format::bf16, Format::bf16, Format::bf16}, Mix{Format::q4_k, Format::q5_0, Format::q4_k, Format::q6_k},
+        Mix{Format::q4_k, Format::q8_0, Format::q4_k, Format::q6_k},
+        Mix{Format::int4_planar, Format::int4_planar, Format::int4_planar, Format::int4_planar}}) {
+    std::vector<Experts> layers;
+    for (int l = 0; l < kLayers; ++l)
+      layers.push_back({b.weights(m.up, 2 * kInner, kHidden, kExperts), b.weights(m.down, kHidden, kInner, kExperts),
+                        b.weights(m.shared_up, 2 * kShared, kHidden), b.weights(m.shared_down, kHidden, kShared)});
+    for (const int rows : batches) {
+      std::vector<bool> used(kExperts);
+      const View ids = b.ints(uniform_experts(rows, kTop, kExperts, used), rows, kTop), weights = b.array(DType::f32, rows, kTop);
+      const View x = b.array(DType::bf16, rows, kHidden), y = b.array(DType::bf16, rows, kHidden, 0.0f);
+      const auto n_used = static_cast<double>(std::count(used.begin(), used.end(), true));
+      const double bytes = n_used * (stored_bytes(m.up, 2 * kInner, kHidden, 128) + stored_bytes(m.down, kHidden, kInner, 64)) +
+                           stored_bytes(m.shared_up, 2 * kShared, kHidden) + stored_bytes(m.shared_down, kHidden, kShared);
+      const double flops = 2.0 * rows * 3 * kHidden * (kTop * kInner + kShared);
+      const double t = b.time([&] {
+        for (const Experts& e : layers) b.ops->moe(x, e, {ids, weights}, y);
+      }) / kLayers;
+      std::printf("%-12s %-8s %5d %8.0f %10.2f %8.2f %6.1f%% %9.1f\n", std::string(info(m.up).name).c_str(),
+                  std::string(info(m.down).name).c_str(), rows, n_used, t * 1e6, bytes / t * 1e-12, 100 * bytes / t / kCopyLimit,
+                  flops / t * 1e-12);
+    }
+  }
+}
+
+// Sequences of equal length over a cache of their own.
+struct Paged {
+  Batch batch;
+  std::vector<int> q_start, kv_len;
+  std::vector<KvLayer> layers;
+};
+std::unique_ptr<Paged> paged(Bench& b, const KvLayout& layout, int n_seqs, int n_q, int kv_len, int n_layers, bool prefill) {
+  auto p = std::make_unique<Paged>();
+  const int blocks = (kv_len + layout.block_tokens - 1) / layout.block_tokens, rows = n_seqs * n_q;
+  std::vector<int> table, positions, slots, tokens;
+  for (int s = 0; s < n_seqs; ++s) {
+    for (int i = 0; i < blocks; ++i) table.push_back(i * n_seqs + s);
+    for (int i = 0; i < n_q; ++i) {
+      const int position = kv_len - n_q + i;
+      positions.push_back(position);
+      slots.push_back(table[static_cast<size_t>(s * blocks + position / layout.block_tokens)] * layout.block_tokens +
+                      position % layout.block_tokens);
+      tokens.push_back((s * 7919 + i * 31) % 100000);
+    }
+    p->q_start.push_back(s * n_q);
+    p->kv_len.push_back(kv_len);
+  }
+  p->q_start.push_back(rows);
+  Batch& batch = p->batch;
+  batch.n_tokens = rows, batch.n_seqs = n_seqs, batch.max_q = n_q, batch.max_kv = kv_len;
+  (prefill ? batch.prefill : batch.decode) = {0, rows, 0, n_seqs};
+  batch.tokens = b.ints(tokens, 1, rows);
+  batch.positions = b.ints(positions, 1, rows);
+  batch.slots = b.ints(slots, 1, rows);
+  batch.q_start = b.ints(p->q_start, 1, n_seqs + 1);
+  batch.kv_len = b.ints(p->kv_len, 1, n_seqs);
+  batch.block_table = b.ints(table, n_seqs, blocks);
+  std::vector<int> last;
+  for (int s = 0; s < n_seqs; ++s) last.push_back((s + 1) * n_q - 1);
+  batch.logit_rows = b.ints(last, 1, n_seqs);
+  batch.host_q_start = p->q_start;
+  batch.host_kv_len = p->kv_len;
+  for (int l = 0; l < n_layers; ++l)
+    p->layers.push_back({layout, b.array(DType::bf16, n_seqs * blocks * layout.block_tokens, layout.heads * layout.k_dim).data, nullptr});
+  return p;
+}
+
+constexpr KvLayout kMla{.heads = 1, .k_dim = 576, .v_dim = 512, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 64};
+
+void bench_mla() {
+  std::printf("%-6s %6s %7s %10s %8s %7s %9s\n", "heads", "batch", "ctx", "us", "TB/s", "share", "TFLOP/s");
+  for (const int heads : {16, 128}) {
+    for (const int n : {1, 8, 24, 64, 128}) {
+      Bench b;
+      constexpr int kContext = 4096;
+      const int copies = std::clamp(128 / n, 1, 16);
+      const auto p = paged(b, kMla, n, 1, kContext, copies, false);
+      const View q = b.array(DType::bf16, n, heads * 576), out = b.array(DType::bf16, n, heads * 512, 0.0f);
+      const double t = b.time([&] {
+        for (const KvLayer& kv : p->layers) b.ops->attend({kv, &p->batch, p->batch.decode, 0.07f}, q, out);
+      }) / copies;
+      const double bytes = static_cast<double>(n) * kContext * 1152, flops = 2.0 * n * heads * kContext * (576 + 512);
+      std::printf("%-6d %6d %7d %10.2f %8.2f %6.1f%% %9.1f\n", heads, n, kContext, t * 1e6, bytes / t * 1e-12, 100 * bytes / t / kCopyLimit,
+                  flops / t * 1e-12);
+    }
+  }
+}
+
+// ---- the whole model ----
+struct Model {
+  Config config;
+  std::vector<Layer> layers;
+  Linear embed, lm_head;
+  Constant final_norm, rope_table;
+  Rope rope;
+  double bytes_fixed = 0, bytes_expert = 0;  // stored bytes read per step whatever the routing; of one routed expert, over all MoE layers
+};
+
+Model make_model(Bench& b, const std::string& mix) {
+  Model m;
+  Config& c = m.config;
+  c.n_layers = 27, c.hidden = 2048, c.vocab = 102400, c.n_heads = 16;
+  c.kv_rank = 512, c.nope = 128, c.v_dim = 128, c.q_rank = 0, c.rms_eps = 1e-6f, c.softmax_scale = 0.1147f;
+  c.rope.dim = 64, c.n_experts = 64;
+  c.router = {.n_experts = 64, .top_k = 6};
+  const bool k_quant = mix == "q4_k_m", int4 = mix == "int4";
+  const Format main = k_quant ? Format::q4_k : int4 ? Format::int4_planar : Format::bf16;
+  const Format head = k_quant ? Format::q6_k : int4 ? Format::int4_planar : Format::bf16;
+  const auto fixed = [&](Format f, int out, int in, int n = 1, bool count = true) {
+    if (count) m.bytes_fixed += n * stored_bytes(f, out, in, in % 128 == 0 ? 128 : 64);
+    return b.weights(f, out, in, n);
+  };
+  const std::vector<float> ones(2048, 1.0f);
+  const auto norm = [&](int n) { return b.ops->constant({ones.data(), static_cast<size_t>(n)}, 1, n); };
+  for (int l = 0; l < c.n_layers; ++l) {
+    Layer layer;
+    layer.attn_norm = norm(2048), layer.ffn_norm = norm(2048);
+    MlaWeights a;
+    a.qkv_a = fixed(main, 3072 + 576, 2048);
+    a.kv_a_norm = norm(512);
+    a.kv_b = fixed(Format::bf16, 16 * 256, 512, 1, false);
+    a.uk_t = fixed(Format::bf16, 512, 128, 16);
+    a.uv = fixed(Format::bf16, 128, 512, 16);
+    a.o = fixed(main, 2048, 2048);
+    layer.attn = a;
+    // Q4_K_M gives half of the down projections more bits; rows of 1408 and 10944 are no whole super-blocks, so they are q5_0 and q8_0.
+    const bool more = l < 3 || l >= 24 || (l - 3) % 3 == 2;
+    if (l == 0) {
+      layer.ffn = DenseFfn{fixed(main, 2 * 10944, 2048), fixed(k_quant ? Format::q8_0 : main, 2048, 10944)};
+    } else {
+      MoeFfn f;
+      f.router = fixed(Format::f32, 64, 2048);
+      const Format down = k_quant ? (more ? Format::q8_0 : Format::q5_0) : main;
+      f.experts = {b.weights(main, 2816, 2048, 64), b.weights(down, 2048, 1408, 64), fixed(main, 5632, 2048),
+                   fixed(k_quant ? (more ? Format::q6_k : Format::q4_k) : main, 2048, 2816)};
+      m.bytes_expert += stored_bytes(main, 2816, 2048) + stored_bytes(down, 2048, 1408, 128);
+      layer.ffn = f;
+    }
+    m.layers.push_back(std::move(layer));
+  }
+  m.embed = b.weights(main, c.vocab, 2048);
+  m.lm_head = fixed(head, c.vocab, 2048);
+  m.final_norm = norm(2048);
+  std::vector<float> table(static_cast<size_t>(16384) * 64, 0.7f);
+  m.rope_table = b.ops->constant(table, 16384, 64);
+  m.rope = {64, true, m.rope_table.view};
+  return m;
+}
+
+void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer> kv, View logits) {
+  const Scope scope(o);
+  const Config& c = m.config;
+  const Step step{o, c, batch, m.rope};
+  const View x = o.temp(DType::f32, batch.n_tokens, c.hidden), xn = o.temp(o.activation(), batch.n_tokens, c.hidden),
+             y = o.temp(o.activation(), batch.n_tokens, c.hidden);
+  o.embed(m.embed, batch.tokens, x);
+  o.rmsnorm(x, m.layers[0].attn_norm.view, c.rms_eps, xn);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const Layer& layer = m.layers[l];
+    std::visit([&](const auto& w) { attention(step, w, kv[l], xn, y); }, layer.attn);
+    o.add_rmsnorm(x, y, layer.ffn_norm.view, c.rms_eps, xn);
+    std::visit([&](const auto& w) { ffn(step, w, xn, y); }, layer.ffn);
+    o.add_rmsnorm(x, y, l + 1 < m.layers.size() ? m.layers[l + 1].attn_norm.view : m.final_norm.view, c.rms_eps, xn);
+  }
+  const View last = o.temp(o.activation(), logits.n_rows(), c.hidden);
+  o.gather_rows(xn, batch.logit_rows, last);
+  o.linear(last, m.lm_head, logits);
+}
+
+// Experts that T rows of 6 of 64 touch when the choice is uniform.
+double expected_experts(int rows) {
+  double missed = 1.0;
+  for (int i = 0; i < rows; ++i) missed *= 1.0 - 6.0 / 64.0;
+  return 64.0 * (1.0 - missed);
+}
+
+void bench_model(const std::string& mix, const std::vector<int>& batches, int context) {
+  Bench b;
+  const CudaMemory before = cuda_memory(*b.ops);
+  const Model m = make_model(b, mix);
+  std::printf("%s: %.2f GB of weights on the device\n", mix.c_str(), static_cast<double>(before.free - cuda_memory(*b.ops).free) * 1e-9);
+  std::printf("%-8s %-8s %6s %6s %10s %10s %8s %7s\n", "phase", "weights", "batch", "ctx", "ms", "tok/s", "TB/s", "share");
+  for (const int n : batches) {
+    const size_t kept = b.keep.size();
+    const auto p = paged(b, kMla, n, 1, context, 27, false);
+    const View logits = b.array(DType::f32, n, m.config.vocab, 0.0f);
+    const double t = b.time([&] { forward(*b.ops, m, p->batch, p->layers, logits); }, 15);
+    const double bytes = m.bytes_fixed + expected_experts(n) * m.bytes_expert + static_cast<double>(n) * context * 1152 * 27;
+    std::printf("%-8s %-8s %6d %6d %10.3f %10.1f %8.2f %6.1f%%\n", "decode", mix.c_str(), n, context, t * 1e3, n / t, bytes / t * 1e-12,
+                100 * bytes / t / kCopyLimit);
+    if (n == 1) {
+      const double eager = cuda_seconds(*b.ops, [&] { forward(*b.ops, m, p->batch, p->layers, logits); });
+      std::printf("         the same without a graph: %.3f ms\n", eager * 1e3);
+    }
+    b.keep.resize(kept);
+  }
+  for (const int n : {1, 8}) {
+    const size_t kept = b.keep.size();
+    const auto p = paged(b, kMla, n, 1024, 1024, 27, true);
+    const View logits = b.array(DType::f32, n, m.config.vocab, 0.0f);
+    const auto run = [&] { forward(*b.ops, m, p->batch, p->layers, logits); };
+    run();
+    run();
+    std::vector<double> seconds;
+    for (int i = 0; i < 5; ++i) seconds.push_back(cuda_seconds(*b.ops, run));
+    std::sort(seconds.begin(), seconds.end());
+    const double t = seconds[2], flops = 2.0 * 2.241e9 * n * 1024 + 2.0 * n * 209.7e6 + 27.0 * n * 16 * 1024 * 1024 * 320;
+    std::printf("%-8s %-8s %6d %6d %10.3f %10.1f %8.1f TFLOP/s %4.1f%%\n", "prefill", mix.c_str(), n, 1024, t * 1e3, n * 1024 / t,
+                flops / t * 1e-12, 100 * flops / t / kMatrixLimit);
+    b.keep.resize(kept);
+  }
+}
+
+void bench_prefill() {
+  Bench b;
+  std::printf("%-12s %-14s %5s %10s %9s %7s\n", "format", "out x in", "T", "us", "TFLOP/s", "share");
+  struct Shape {
+    int out, in;
+  };
+  for (const Format format : {Format::bf16, Format::q4_k, Format::q8_0, Format::int4_planar})
+    for (const Shape s : {Shape{3648, 2048}, Shape{2048, 2048}, Shape{4096, 4096}})
+      for (const int rows : {128, 1024, 8192}) {
+        const Linear w = b.weights(format, s.out, s.in, 4);
+        const View x = b.array(DType::bf16, rows, s.in), y = b.array(DType::bf16, rows, s.out, 0.0f);
+        const double t = b.time([&] {
+          for (int i = 0; i < 4; ++i) b.ops->linear(x, w.matrix(i), y);
+        }) / 4;
+        const double flops = 2.0 * rows * s.out * s.in;
+        std::printf("%-12s %6d x %-5d %5d %10.2f %9.1f %6.1f%%\n", std::string(info(format).name).c_str(), s.out, s.in, rows, t * 1e6,
+                    flops / t * 1e-12, 100 * flops / t / kMatrixLimit);
+      }
+}
+
+int run(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  std::vector<int> numbers;
+  for (int i = what == "model" ? 4 : 2; i < argc; ++i) numbers.push_back(std::atoi(argv[i]));
+  if (what == "linear")
+    bench_linear();
+  else if (what == "moe")
+    bench_moe(numbers);
+  else if (what == "mla")
+    bench_mla();
+  else if (what == "prefill")
+    bench_prefill();
+  else if (what == "model" && argc > 4)
+    bench_model(argv[2], numbers, std::atoi(argv[3]));
+  else {
+    std::printf("cuda_bench linear | moe ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace cachalot::test
+
+int main(int argc, char** argv) {
+  try {
+    return cachalot::test::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,144 @@
+// Every operation case on CudaOps against RefOps, in both modes; then sizes at which the tensor-core kernels take over.
+#include "cuda/gpu_support.h"
+#include "support/support.h"
+
+namespace cachalot::test {
+namespace {
+
+const std::vector<Format> kFastFormats{Format::bf16, Format::q4_k, Format::q6_k,        Format::q8_0,
+                                       Format::q5_0, Format::q4_0, Format::int4_planar, Format::fp8_block};
+
+std::vector<OpCase> large_cases() {
+  std::vector<OpCase> cases;
+  for (const Format format : kFastFormats) {
+    for (const int rows : {1, 5, 8, 16, 24, 33, 64, 129, 300})
+      cases.push_back(linear_case({.segments = {{.format = format, .out = 272, .in = 1024}}, .rows = rows}));
+    cases.push_back(linear_case({.segments = {{.format = format, .out = 144, .in = 768}}, .rows = 70, .beta = 1.0f, .f32_out = true}));
+    cases.push_back(linear_case({.segments = {{.format = format, .out = 8224, .in = 256}}, .rows = 3}));
+    for (const int rows : {1, 17, 150}) cases.push_back(swiglu_case({.format = format, .out = 320, .in = 512}, rows));
+    for (const int rows : {1, 7, 40, 300})
+      cases.push_back(moe_case({.label = "large",
+                                .gate_up = format,
+                                .down = format,
+                                .shared = format,
+                                .n_experts = 8,
+                                .top_k = 3,
+                                .hidden = 256,
+                                .inner = 256,
+                                .shared_inner = 512,
+                                .rows = rows}));
+  }
+  cases.push_back(moe_case({.label = "mixed",
+                            .gate_up = Format::q4_k,
+                            .down = Format::q5_0,
+                            .shared = Format::q6_k,
+                            .n_experts = 16,
+                            .top_k = 6,
+                            .hidden = 256,
+                            .inner = 96,
+                            .shared_inner = 256,
+                            .rows = 9}));
+  cases.push_back(moe_case({.label = "one expert",
+                            .gate_up = Format::bf16,
+                            .down = Format::bf16,
+                            .shared = Format::bf16,
+                            .n_experts = 16,
+                            .top_k = 2,
+                            .hidden = 256,
+                            .inner = 128,
+                            .shared_inner = 128,
+                            .rows = 200,
+                            .all_to = 3}));
+  const KvLayout mla{.heads = 1, .k_dim = 576, .v_dim = 512, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 16};
+  const MlaDims dims{.n_heads = 16, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512};
+  KvLayout wide = mla;
+  wide.block_tokens = 64;
+  cases.push_back(attend_case(
+      {.label = "mla decode", .heads = 16, .layout = mla, .sequences = {{1, 700}, {1, 1}, {1, 64}, {1, 65}, {1, 0}, {3, 130}}}));
+  cases.push_back(attend_case({.label = "mla one long", .heads = 16, .layout = wide, .sequences = {{1, 1500}}}));
+  cases.push_back(attend_case({.label = "mla 24 heads", .heads = 24, .layout = mla, .sequences = {{1, 200}, {2, 90}}}));
+  cases.push_back(attend_expanded_case({.label = "flash", .heads = 16, .layout = mla, .sequences = {{150, 150}, {20, 200}, {3, 40}}}, dims,
+                                       Format::bf16));
+  return cases;
+}
+
+class CudaCase : public testing::TestWithParam<std::tuple<DType, OpCase>> {};
+
+TEST_P(CudaCase, AgreesWithReference) {
+  SKIP_WITHOUT_GPU();
+  const auto& [activation, c] = GetParam();
+  const CaseResult result = run_case(c, gpu(activation), reference());
+  EXPECT_TRUE(result.ok) << result.text;
+}
+
+std::string test_name(const testing::TestParamInfo<std::tuple<DType, OpCase>>& param) {
+  std::string name = std::get<1>(param.param).name;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return std::string(name_of(std::get<0>(param.param))) + "_" + name + "_" + std::to_string(param.index);
+}
+INSTANTIATE_TEST_SUITE_P(Shared, CudaCase, testing::Combine(testing::Values(DType::bf16, DType::f32), testing::ValuesIn(op_cases())),
+                         test_name);
+INSTANTIATE_TEST_SUITE_P(Large, CudaCase, testing::Combine(testing::Values(DType::bf16), testing::ValuesIn(large_cases())), test_name);
+
+TEST(CudaOps, RefusesADeviceThatIsNotThere) {
+  SKIP_WITHOUT_GPU();
+  const std::string message = error_of([] { (void)make_cuda_ops({.device = 99}); });
+  EXPECT_NE(message.find("device 99"), std::string::npos) << message;
+}
+
+TEST(CudaOps, CheckModeRefusesAllocationInAForwardPass) {
+  SKIP_WITHOUT_GPU();
+  const auto ops = make_cuda_ops({.check = true});
+  (void)ops->alloc(16);
+  const Scope scope(*ops);
+  (void)ops->temp(DType::f32, 1, 1);
+  const std::string message = error_of([&] { (void)ops->alloc(16); });
+  EXPECT_NE(message.find("inside a forward pass"), std::string::npos) << message;
+}
+
+// A result does not depend on the other rows of its batch, as long as the same kernel serves both.
+TEST(CudaOps, RowsDoNotDependOnTheirNeighbours) {
+  SKIP_WITHOUT_GPU();
+  Ops& ops = gpu(DType::bf16);
+  for (const Format format : kFastFormats) {
+    const LinearSource source = random_source({.format = format, .out = 96, .in = 512}, 5);
+    const Linear w = ops.pack({&source, 1});
+    const auto values = random_floats(24 * 512, 7);
+    CaseTensor x(ops, DType::bf16, 24, 512), together(ops, DType::f32, 24, 96), alone(ops, DType::f32, 1, 96);
+    x.set(values);
+    ops.linear(x.view(), w, together.view());
+    const auto all = together.values();
+    for (const int row : {0, 9, 23}) {
+      ops.linear(x.view().rows(row, 1), w, alone.view());
+      const auto one = alone.values();
+      for (size_t i = 0; i < one.size(); ++i)
+        ASSERT_EQ(one[i], all[static_cast<size_t>(row) * 96 + i]) << info(format).name << " row " << row;
+    }
+  }
+}
+
+TEST(CudaOps, ReplayedGraphEqualsEagerCalls) {
+  SKIP_WITHOUT_GPU();
+  Ops& ops = gpu(DType::bf16);
+  const OpCase c = moe_case({.label = "graph",
+                             .gate_up = Format::q4_k,
+                             .down = Format::q8_0,
+                             .shared = Format::bf16,
+                             .n_experts = 8,
+                             .top_k = 2,
+                             .hidden = 256,
+                             .inner = 256,
+                             .shared_inner = 256,
+                             .rows = 40});
+  const CaseInstance instance = c.prepare(ops, DType::bf16);
+  instance.call();
+  const auto eager = instance.outputs[0].tensor->values();
+  const auto graph = capture_cuda_graph(ops, instance.call);
+  instance.outputs[0].tensor->set(std::vector<float>(eager.size(), -1.0f));
+  graph->launch();
+  EXPECT_EQ(instance.outputs[0].tensor->values(), eager);
+}
+
+}  // namespace
+}  // namespace cachalot::test
