@@ -22,8 +22,8 @@ std::string check_text(fmt::format_string<Args...> format, Args&&... args) {
 }  // namespace cachalot::detail
 
 // CACHALOT_CHECK(condition) or CACHALOT_CHECK(condition, "format {}", values...)
-#define CACHALOT_CHECK(condition, ...)                                                                                             \
-  do {                                                                                                                             \
-    if (!(condition)) [[unlikely]]                                                                                                 \
-      ::cachalot::detail::check_failed(__FILE__, __LINE__, #condition, ::cachalot::detail::check_text(__VA_ARGS__));               \
+#define CACHALOT_CHECK(condition, ...)                                                                               \
+  do {                                                                                                               \
+    if (!(condition)) [[unlikely]]                                                                                   \
+      ::cachalot::detail::check_failed(__FILE__, __LINE__, #condition, ::cachalot::detail::check_text(__VA_ARGS__)); \
   } while (false)

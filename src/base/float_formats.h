@@ -20,9 +20,9 @@ inline float f16_to_f32(uint16_t h) {
 inline uint16_t f32_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));  // NaN keeps its top payload
-  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);                               // rounds past 65504
-  if (magnitude < 0x38800000u) {                                                                            // below 2^-14: subnormal
-    const float scaled = std::bit_cast<float>(magnitude) * 0x1p24f;                                         // exact: a power of two
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);                                // rounds past 65504
+  if (magnitude < 0x38800000u) {                                                                             // below 2^-14: subnormal
+    const float scaled = std::bit_cast<float>(magnitude) * 0x1p24f;                                          // exact: a power of two
     const auto whole = static_cast<uint32_t>(scaled);
     const float rest = scaled - static_cast<float>(whole);
     return static_cast<uint16_t>(sign | (whole + (rest > 0.5f || (rest == 0.5f && (whole & 1u) != 0) ? 1u : 0u)));

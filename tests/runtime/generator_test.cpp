@@ -143,7 +143,9 @@ TEST_F(GeneratorTest, CancelledAndForgottenRequestsLeaveNoBlocks) {
     while (generator.step([&](const GenerationEvent& event) { last[event.request] = event; })) {
     }
     for (const int id : ids) {
-      if (last.contains(id)) EXPECT_EQ(last[id].finish, FinishReason::cancelled);
+      if (last.contains(id)) {
+        EXPECT_EQ(last[id].finish, FinishReason::cancelled);
+      }
       generator.forget(id);
     }
     ASSERT_EQ(generator.cache().pool().n_free(), n_free);
