@@ -17,7 +17,7 @@ constexpr void fill_codec(KernelTable& t) {
 constexpr KernelTable make_table(const char* name) {
   KernelTable t;
   t.name = name;
-  t.gemv_max_tokens = kTileTokens;
+  t.gemv_max_tokens = kGemvTokens;
   fill_codec<Codec::f32>(t);
   fill_codec<Codec::f16>(t);
   fill_codec<Codec::bf16>(t);

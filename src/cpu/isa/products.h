@@ -65,9 +65,9 @@ void gemv_tokens(const WeightRows& w, const Product& p, int t0) {
 template <Codec C>
 void gemv(const WeightRows& w, const Product& p) {
   int t = 0;
-  if constexpr (kTileTokens >= 4)
+  if constexpr (kGemvTokens >= 4)
     for (; t + 4 <= p.n_tokens; t += 4) gemv_tokens<C, 4>(w, p, t);
-  if constexpr (kTileTokens >= 2)
+  if constexpr (kGemvTokens >= 2)
     for (; t + 2 <= p.n_tokens; t += 2) gemv_tokens<C, 2>(w, p, t);
   for (; t < p.n_tokens; ++t) gemv_tokens<C, 1>(w, p, t);
 }
@@ -107,14 +107,14 @@ void gemm_tile(const Panel& w, const Product& p, int row, int t0) {
   for (int r = 0; r < kGroupRows; ++r)
     for (int t = 0; t < T; ++t) sum[r][t] = zero();
   for (int k = 0; k < w.n_cols; k += kWidth) {
-    F value[kGroupRows];
+    F activation[T];
 #pragma GCC unroll 4
-    for (int r = 0; r < kGroupRows; ++r) value[r] = load(rows[r] + k);
+    for (int t = 0; t < T; ++t) activation[t] = load(x[t] + k);
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      const F activation = load(x[t] + k);
+    for (int r = 0; r < kGroupRows; ++r) {
+      const F value = load(rows[r] + k);
 #pragma GCC unroll 4
-      for (int r = 0; r < kGroupRows; ++r) sum[r][t] = fma(value[r], activation, sum[r][t]);
+      for (int t = 0; t < T; ++t) sum[r][t] = fma(value, activation[t], sum[r][t]);
     }
   }
   for (int t = 0; t < T; ++t) finish(p, row, w.n_rows, t0 + t, sum[0][t], sum[1][t], sum[2][t], sum[3][t]);

@@ -10,7 +10,8 @@ namespace {
 
 inline constexpr int kWidth = 8;
 inline constexpr bool kTableLevels = false;  // 4-bit codes become numbers by table look-up rather than by arithmetic
-inline constexpr int kTileTokens = 2;        // 4 rows x 2 tokens of sums, 4 weights and an activation: 13 of 16 registers
+inline constexpr int kTileTokens = 3;  // of gemm: 4 rows x 3 tokens of sums, 3 activations and a weight fill the 16 registers
+inline constexpr int kGemvTokens = 2;  // of gemv, whose decoder needs registers too
 
 using F = __m256;
 using I = __m256i;
@@ -81,6 +82,13 @@ inline F look_up(const Table16& t, I index) {
 
 inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 inline F load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline F if_magnitude(F a, float m, F b) {
+  return _mm256_blendv_ps(a, b, _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a), _mm256_set1_ps(m), _CMP_EQ_OQ));
+}
+inline F load_e4m3(const uint8_t* p) {  // the sign ends up in the two upper bits, one of which is cleared
+  const __m128i code = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(code, 1), _mm_set1_epi16(static_cast<int16_t>(0xbfff))));
+}
 inline void store_f16(uint8_t* p, F a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -10,7 +10,7 @@ namespace {
 
 inline constexpr int kWidth = 16;
 inline constexpr bool kTableLevels = true;  // 4-bit codes become numbers by table look-up rather than by arithmetic
-inline constexpr int kTileTokens = 4;       // 4 rows x 4 tokens of sums: 16 independent chains, 8 loads for 16 multiply-adds
+inline constexpr int kTileTokens = 4, kGemvTokens = 4;  // 4 rows x 4 tokens of sums: 8 loads for 16 multiply-adds
 
 using F = __m512;
 using I = __m512i;
@@ -74,6 +74,13 @@ inline F look_up(const Table16& t, I index) { return _mm512_permutexvar_ps(index
 
 inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 inline F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline F if_magnitude(F a, float m, F b) {
+  return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(_mm512_abs_ps(a), _mm512_set1_ps(m), _CMP_EQ_OQ), b);
+}
+inline F load_e4m3(const uint8_t* p) {  // the sign ends up in the two upper bits, one of which is cleared
+  const __m256i code = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(code, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
+}
 inline void store_f16(uint8_t* p, F a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -8,7 +8,7 @@ namespace {
 
 inline constexpr int kWidth = 8;
 inline constexpr bool kTableLevels = false;  // 4-bit codes become numbers by table look-up rather than by arithmetic
-inline constexpr int kTileTokens = 1;        // tokens of the register tile of gemm
+inline constexpr int kTileTokens = 1, kGemvTokens = 1;  // tokens of the register tiles of gemm and gemv
 
 struct F {
   float v[kWidth];
@@ -210,6 +210,17 @@ inline F load_f16(const uint8_t* p) {
   const I half = load_u16(p);
   F out;
   CACHALOT_EACH_LANE out.v[i] = half_to_float(static_cast<uint16_t>(half.v[i]));
+  return out;
+}
+// a, but b where the magnitude of a lane is exactly m.
+inline F if_magnitude(F a, float m, F b) {
+  CACHALOT_EACH_LANE a.v[i] = a.v[i] == m || a.v[i] == -m ? b.v[i] : a.v[i];
+  return a;
+}
+// The codes of E4M3 as binary16 bit patterns: 2^-8 times their value.
+inline F load_e4m3(const uint8_t* p) {
+  F out;
+  CACHALOT_EACH_LANE out.v[i] = half_to_float(static_cast<uint16_t>(((p[i] & 0x80u) << 8) | ((p[i] & 0x7fu) << 7)));
   return out;
 }
 inline void store_f16(uint8_t* p, F a) {
