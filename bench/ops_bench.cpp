@@ -62,7 +62,7 @@ double product_peak(ThreadPool& pool) {
         out[t] = y + t * kRows;
       }
       for (int i = 0; i < kRepeats; ++i)
-        kernels.gemm({.data = w, .stride = kCols, .n_rows = kRows, .n_cols = kCols}, {.x = rows, .y = out, .n_tokens = kTokens});
+        kernels.gemm[0]({.data = w, .stride = 4 * kCols, .n_rows = kRows, .n_cols = kCols}, {.x = rows, .y = out, .n_tokens = kTokens});
     });
   });
   return 2.0 * kRows * kCols * kTokens * kRepeats * pool.size() / seconds;

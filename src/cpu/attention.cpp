@@ -23,31 +23,81 @@ void for_each_page(const Batch& batch, int seq, int begin, int n, int block_toke
   }
 }
 
-// Loads a tile of one KV head from the pages.
-struct PageLoader {
+// Up to here each page is converted as it is read, for all queries at once in registers; with more it is copied to f32 first.
+constexpr int kDirectQueries = 8;
+
+// One KV head of one sequence in the pages.
+struct Pages {
   const KernelTable& kernels;
   const Attn& attn;
   const AttentionShape& shape;
   const AttentionTask& task;
   AttentionMemory& m;
 
-  ValueTile operator()(int begin, int n) const {
+  [[nodiscard]] Element element() const { return element_of(attn.kv.layout.format); }
+  [[nodiscard]] size_t row_bytes(bool values) const {
+    return values && !attn.kv.layout.v_is_k_prefix ? attn.kv.layout.v_row_bytes() : attn.kv.layout.k_row_bytes();
+  }
+  // Calls f(rows, first, count) for each run of keys, or of values, within a page.
+  template <typename Function>
+  void for_each_run(bool values, int begin, int n, const Function& f) const {
     const KvLayout& layout = attn.kv.layout;
-    const Element element = element_of(layout.format);
-    const size_t size = size_of(dtype_of(layout.format));
-    const auto load = [&](const void* pages, size_t row_bytes, int dim, float* to, int stride) {
-      const size_t head = static_cast<size_t>(task.kv_head) * static_cast<size_t>(dim) * size;
-      for_each_page(*attn.batch, task.seq, begin, n, layout.block_tokens, [&](size_t slot, int first, int count) {
-        kernels.load_rows(element, static_cast<const std::byte*>(pages) + slot * row_bytes + head, row_bytes, count, dim,
-                          to + static_cast<int64_t>(first) * stride, stride);
-      });
-    };
-    load(attn.kv.k, layout.k_row_bytes(), layout.k_dim, m.keys, shape.padded_k());
-    if (layout.v_is_k_prefix) return {m.keys, shape.padded_k()};
-    load(attn.kv.v, layout.v_row_bytes(), layout.v_dim, m.values, layout.v_dim);
-    return {m.values, layout.v_dim};
+    const bool from_v = values && !layout.v_is_k_prefix;
+    const size_t head =
+        static_cast<size_t>(task.kv_head) * static_cast<size_t>(from_v ? layout.v_dim : layout.k_dim) * size_of(dtype_of(layout.format));
+    const auto* const pages = static_cast<const std::byte*>(from_v ? attn.kv.v : attn.kv.k);
+    for_each_page(*attn.batch, task.seq, begin, n, layout.block_tokens,
+                  [&](size_t slot, int first, int count) { f(pages + slot * row_bytes(values) + head, first, count); });
+  }
+
+  // Copied: the load of a CopiedSource.
+  ValueTile operator()(int begin, int n) const {
+    for_each_run(false, begin, n, [&](const std::byte* rows, int first, int count) {
+      kernels.load_rows(element(), rows, row_bytes(false), count, shape.k_dim, m.keys + static_cast<int64_t>(first) * shape.padded_k(),
+                        shape.padded_k());
+    });
+    if (attn.kv.layout.v_is_k_prefix) return {m.keys, shape.padded_k()};
+    for_each_run(true, begin, n, [&](const std::byte* rows, int first, int count) {
+      kernels.load_rows(element(), rows, row_bytes(true), count, shape.v_dim, m.values + static_cast<int64_t>(first) * shape.v_dim,
+                        shape.v_dim);
+    });
+    return {m.values, shape.v_dim};
+  }
+
+  // Direct: a source of attend_partition.
+  void score(int at, int n) const {
+    for_each_run(false, at, n, [&](const std::byte* rows, int first, int count) {
+      kernels.gemm[static_cast<int>(element())](
+          {.data = rows, .stride = static_cast<int64_t>(row_bytes(false)), .n_rows = count, .n_cols = shape.k_dim},
+          {.x = m.query_rows, .y = m.score_rows, .y_col = first, .n_tokens = task.n_queries()});
+    });
+  }
+  void add_values(int at, int n) const {
+    for_each_run(true, at, n, [&](const std::byte* rows, int first, int count) {
+      kernels.weighted_sum[static_cast<int>(element())]({.p = m.scores + first,
+                                                         .p_stride = shape.tile(),
+                                                         .v = rows,
+                                                         .v_stride = static_cast<int64_t>(row_bytes(true)),
+                                                         .o = m.part,
+                                                         .o_stride = shape.v_dim,
+                                                         .correction = m.correction,
+                                                         .n_rows = task.n_queries(),
+                                                         .n_values = count,
+                                                         .dim = shape.v_dim});
+      std::fill_n(m.correction, task.n_queries(), 1.0f);
+    });
   }
 };
+
+// Calls f(source) with the way of reading that suits the task.
+template <typename Function>
+void with_source(const Pages& pages, const Function& f) {
+  if (pages.task.n_queries() <= kDirectQueries && pages.shape.padded_k() == pages.shape.k_dim) {
+    f(pages);
+  } else {
+    f(CopiedSource<Pages>{pages.kernels, pages.shape, pages.task, pages.m, pages});
+  }
+}
 
 // Output row of query `index` of a task.
 float* output_of(const AttentionTask& task, const View& out, int v_dim, int index) {
@@ -133,7 +183,7 @@ void CpuOps::attend(const Attn& attn, View q, View out) {
     const AttentionTask& task = tasks[index];
     AttentionMemory m(scratch(worker, AttentionMemory::floats(shape)), shape);
     set_queries(shape, task, q.row<float>(0), q.row_stride(), m);
-    attend_context(kernels_, shape, task, PageLoader{kernels_, attn, shape, task, m}, m);
+    with_source(Pages{kernels_, attn, shape, task, m}, [&](const auto& source) { attend_context(kernels_, shape, task, source, m); });
     for (int i = 0; i < task.n_queries(); ++i)
       write_output(m.total + static_cast<int64_t>(i) * shape.v_dim, m.total_state[i], shape.v_dim, output_of(task, out, shape.v_dim, i));
   };
@@ -165,7 +215,9 @@ void CpuOps::attend_split(const Attn& attn, std::span<const AttentionTask> tasks
     m.part = parts[index];
     set_queries(shape, task, q.row<float>(0), q.row_stride(), m);
     const int begin = (index - first[i]) * kPartition;
-    attend_partition(kernels_, shape, task, begin, std::min(begin + kPartition, task.end), PageLoader{kernels_, attn, shape, task, m}, m);
+    with_source(Pages{kernels_, attn, shape, task, m}, [&](const auto& source) {
+      attend_partition(kernels_, shape, task, begin, std::min(begin + kPartition, task.end), source, m);
+    });
     std::copy_n(m.part_state, task.n_queries(), states[index]);
   };
   pool_->run(n_parts, std::cref(run));
@@ -206,17 +258,15 @@ void CpuOps::attend_ragged(const RaggedChunk& chunk, View q, View latent, View k
                              .end = std::clamp(position + n_rows, 0, kv.n_rows())};
     AttentionMemory m(scratch(worker, AttentionMemory::floats(shape)), shape);
     set_queries(shape, task, q.row<float>(0), q.row_stride(), m);
-    attend_context(
-        kernels_, shape, task,
-        [&](int begin, int n) {
-          for (int c = 0; c < n; ++c) {
-            float* const key = m.keys + static_cast<int64_t>(c) * padded;
-            std::copy_n(kv.row<float>(begin + c) + static_cast<int64_t>(head) * d_kv, dims.nope, key);
-            std::copy_n(latent.row<float>(begin + c) + dims.kv_rank, dims.rope_dim, key + dims.nope);
-          }
-          return ValueTile{kv.row<float>(begin) + static_cast<int64_t>(head) * d_kv + dims.nope, kv.row_stride()};
-        },
-        m);
+    const auto load = [&](int begin, int n) {
+      for (int c = 0; c < n; ++c) {
+        float* const key = m.keys + static_cast<int64_t>(c) * padded;
+        std::copy_n(kv.row<float>(begin + c) + static_cast<int64_t>(head) * d_kv, dims.nope, key);
+        std::copy_n(latent.row<float>(begin + c) + dims.kv_rank, dims.rope_dim, key + dims.nope);
+      }
+      return ValueTile{kv.row<float>(begin) + static_cast<int64_t>(head) * d_kv + dims.nope, kv.row_stride()};
+    };
+    attend_context(kernels_, shape, task, CopiedSource<decltype(load)>{kernels_, shape, task, m, load}, m);
     for (int i = 0; i < n_rows; ++i) {
       const SoftmaxState& state = m.total_state[i];
       if (state.largest == kEmptySoftmax.largest && state.sum == 0.0f) continue;

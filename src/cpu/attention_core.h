@@ -101,45 +101,66 @@ inline void set_queries(const AttentionShape& shape, const AttentionTask& task, 
       std::fill(m.keys + static_cast<int64_t>(b) * padded + shape.k_dim, m.keys + static_cast<int64_t>(b + 1) * padded, 0.0f);
 }
 
-// Context [begin, end) of one partition into m.part and m.part_state. load(begin, n) fills m.keys and returns the values.
-template <typename Load>
+// Context [begin, end) of one partition into m.part and m.part_state. The source gives what a tile [at, at + n) needs:
+// source.score(at, n) fills m.score_rows, source.add_values(at, n) corrects m.part and adds the values weighted by the scores.
+template <typename Source>
 void attend_partition(const KernelTable& kernels, const AttentionShape& shape, const AttentionTask& task, int begin, int end,
-                      const Load& load, AttentionMemory& m) {
-  const int n_queries = task.n_queries(), tile = shape.tile(), padded = shape.padded_k();
+                      const Source& source, AttentionMemory& m) {
+  const int n_queries = task.n_queries(), tile = shape.tile();
   std::fill_n(m.part_state, n_queries, kEmptySoftmax);
   std::fill_n(m.part, static_cast<int64_t>(n_queries) * shape.v_dim, 0.0f);
   for (int at = begin; at < end; at += tile) {
     const int n = std::min(tile, end - at);
-    const ValueTile values = load(at, n);
-    kernels.gemm({.data = m.keys, .stride = padded, .n_rows = n, .n_cols = padded},
-                 {.x = m.query_rows, .y = m.score_rows, .n_tokens = n_queries});
+    source.score(at, n);
     for (int i = 0, query = 0; i < task.n_rows; ++i) {
       const int valid = std::clamp(task.position + i + 1 - at, 0, n);
       for (int h = 0; h < task.n_heads; ++h, ++query)
         m.correction[query] =
             kernels.softmax_step(m.score_rows[query], valid, (n + kChunk - 1) / kChunk * kChunk, shape.scale, m.part_state[query]);
     }
-    kernels.weighted_sum({.p = m.scores,
-                          .p_stride = tile,
-                          .v = values.data,
-                          .v_stride = values.stride,
-                          .o = m.part,
-                          .o_stride = shape.v_dim,
-                          .correction = m.correction,
-                          .n_rows = n_queries,
-                          .n_values = n,
-                          .dim = shape.v_dim});
+    source.add_values(at, n);
   }
 }
 
-// The whole context of a task into m.total and m.total_state.
+// A source whose tiles are copied to f32 first, by load(at, n), which fills m.keys and returns the values.
 template <typename Load>
-void attend_context(const KernelTable& kernels, const AttentionShape& shape, const AttentionTask& task, const Load& load,
+struct CopiedSource {
+  const KernelTable& kernels;
+  const AttentionShape& shape;
+  const AttentionTask& task;
+  AttentionMemory& m;
+  const Load& load;
+  mutable ValueTile values{};
+
+  void score(int at, int n) const {
+    values = load(at, n);
+    const int padded = shape.padded_k();
+    kernels.gemm[static_cast<int>(Element::f32)](
+        {.data = m.keys, .stride = padded * static_cast<int64_t>(sizeof(float)), .n_rows = n, .n_cols = padded},
+        {.x = m.query_rows, .y = m.score_rows, .n_tokens = task.n_queries()});
+  }
+  void add_values(int, int n) const {
+    kernels.weighted_sum[static_cast<int>(Element::f32)]({.p = m.scores,
+                                                          .p_stride = shape.tile(),
+                                                          .v = values.data,
+                                                          .v_stride = values.stride * static_cast<int64_t>(sizeof(float)),
+                                                          .o = m.part,
+                                                          .o_stride = shape.v_dim,
+                                                          .correction = m.correction,
+                                                          .n_rows = task.n_queries(),
+                                                          .n_values = n,
+                                                          .dim = shape.v_dim});
+  }
+};
+
+// The whole context of a task into m.total and m.total_state.
+template <typename Source>
+void attend_context(const KernelTable& kernels, const AttentionShape& shape, const AttentionTask& task, const Source& source,
                     AttentionMemory& m) {
   std::fill_n(m.total_state, task.n_queries(), kEmptySoftmax);
   std::fill_n(m.total, static_cast<int64_t>(task.n_queries()) * shape.v_dim, 0.0f);
   for (int at = task.begin; at < task.end; at += kPartition) {
-    attend_partition(kernels, shape, task, at, std::min(at + kPartition, task.end), load, m);
+    attend_partition(kernels, shape, task, at, std::min(at + kPartition, task.end), source, m);
     for (int query = 0; query < task.n_queries(); ++query) {
       const int64_t offset = static_cast<int64_t>(query) * shape.v_dim;
       fold(m.part + offset, m.part_state[query], shape.v_dim, m.total + offset, m.total_state[query]);

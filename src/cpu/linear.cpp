@@ -82,7 +82,8 @@ void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, in
     kernels_.decode[codec](w.rows(s, job.matrix, row + r, rows), panel, w.padded_in);
     product.y_col = y_col + r;
     product.bias = bias(row + r);
-    kernels_.gemm({.data = panel, .stride = w.padded_in, .n_rows = rows, .n_cols = w.padded_in}, product);
+    kernels_.gemm[0]({.data = panel, .stride = w.padded_in * static_cast<int64_t>(sizeof(float)), .n_rows = rows, .n_cols = w.padded_in},
+                     product);
   }
 }
 

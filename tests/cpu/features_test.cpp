@@ -42,8 +42,8 @@ TEST(Features, LevelsFallInOrderAndEachTableIsComplete) {
       EXPECT_NE(t.gemv[c], nullptr) << t.name << " codec " << c;
       EXPECT_NE(t.decode[c], nullptr) << t.name << " codec " << c;
     }
-    EXPECT_TRUE(t.gemm && t.rmsnorm && t.add_rmsnorm && t.silu_mul && t.exp && t.sigmoid && t.axpy && t.rope && t.load_rows &&
-                t.store_row && t.softmax_step && t.weighted_sum)
+    EXPECT_TRUE(t.gemm[0] && t.gemm[1] && t.gemm[2] && t.rmsnorm && t.add_rmsnorm && t.silu_mul && t.exp && t.sigmoid && t.axpy && t.rope &&
+                t.load_rows && t.store_row && t.softmax_step && t.weighted_sum[0] && t.weighted_sum[1] && t.weighted_sum[2])
         << t.name;
   }
 }

@@ -144,6 +144,9 @@ void check_attention(const KvLayout& layout, int heads) {
 TEST(Invariance, ChunksDoNotChangeGroupedAttention) {
   check_attention({.heads = 2, .k_dim = 40, .v_dim = 24, .format = KvFormat::f16, .block_tokens = 16}, 6);
 }
+TEST(Invariance, ChunksDoNotChangeAttentionReadInPlace) {
+  check_attention({.heads = 2, .k_dim = 64, .v_dim = 40, .format = KvFormat::bf16, .block_tokens = 16}, 6);
+}
 TEST(Invariance, ChunksDoNotChangeLatentAttention) {
   check_attention({.heads = 1, .k_dim = 96, .v_dim = 64, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 16}, 16);
 }

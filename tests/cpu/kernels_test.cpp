@@ -100,8 +100,8 @@ TEST_P(Kernels, GemvAndPanelGiveTheSameBits) {
       }
       table().gemv[codec](packed->rows(segment, 0, 0, out), {.x = rows.data(), .y = a.data(), .n_tokens = n_tokens});
       table().decode[codec](packed->rows(segment, 0, 0, out), panel.data(), in);
-      table().gemm({.data = panel.data(), .stride = in, .n_rows = out, .n_cols = in},
-                   {.x = rows.data(), .y = b.data(), .n_tokens = n_tokens});
+      table().gemm[0]({.data = panel.data(), .stride = 4 * in, .n_rows = out, .n_cols = in},
+                      {.x = rows.data(), .y = b.data(), .n_tokens = n_tokens});
       ASSERT_EQ(std::memcmp(once.data(), twice.data(), once.size() * sizeof(float)), 0) << info(format).name << " T" << n_tokens;
       for (int t = 0; t < n_tokens; ++t) {
         for (int r = 0; r < out; ++r) {
@@ -124,9 +124,9 @@ TEST_P(Kernels, ProductAddsBiasAndBeta) {
   const float* rows[1] = {x.data()};
   std::vector<float> plain(7), full{9, 1, 2, 3, 4, 5, 9};
   float *a[1] = {plain.data()}, *b[1] = {full.data()};
-  const Panel panel{.data = w.data(), .stride = 32, .n_rows = 5, .n_cols = 32};
-  table().gemm(panel, {.x = rows, .y = a, .y_col = 1, .n_tokens = 1});
-  table().gemm(panel, {.x = rows, .y = b, .y_col = 1, .n_tokens = 1, .bias = bias.data(), .beta = 0.5f});
+  const Panel panel{.data = w.data(), .stride = 4 * 32, .n_rows = 5, .n_cols = 32};
+  table().gemm[0](panel, {.x = rows, .y = a, .y_col = 1, .n_tokens = 1});
+  table().gemm[0](panel, {.x = rows, .y = b, .y_col = 1, .n_tokens = 1, .bias = bias.data(), .beta = 0.5f});
   for (size_t r = 0; r < 5; ++r) EXPECT_EQ(full[r + 1], (plain[r + 1] + bias[r]) + 0.5f * static_cast<float>(r + 1));
   EXPECT_EQ(plain[0], 0.0f);
   EXPECT_EQ(plain[6], 0.0f);
@@ -229,16 +229,16 @@ TEST_P(Kernels, WeightedSumOfOddShapes) {
                                v = random_floats(static_cast<size_t>(n_values * 160), 2), c = random_floats(static_cast<size_t>(n_rows), 3),
                                start = random_floats(static_cast<size_t>(n_rows * 152), 4);
       std::vector<float> o = start;
-      table().weighted_sum({.p = p.data(),
-                            .p_stride = 16,
-                            .v = v.data(),
-                            .v_stride = 160,
-                            .o = o.data(),
-                            .o_stride = 152,
-                            .correction = c.data(),
-                            .n_rows = n_rows,
-                            .n_values = n_values,
-                            .dim = dim});
+      table().weighted_sum[0]({.p = p.data(),
+                               .p_stride = 16,
+                               .v = v.data(),
+                               .v_stride = 4 * 160,
+                               .o = o.data(),
+                               .o_stride = 152,
+                               .correction = c.data(),
+                               .n_rows = n_rows,
+                               .n_values = n_values,
+                               .dim = dim});
       for (int r = 0; r < n_rows; ++r) {
         for (int d = 0; d < 152; ++d) {
           const auto at = static_cast<size_t>(r * 152 + d);

@@ -39,7 +39,7 @@ inline float softmax_step(float* s, int valid, int n, float scale, SoftmaxState&
 }
 
 // R rows of outputs, V vectors of each.
-template <int R, int V>
+template <Element E, int R, int V>
 inline void weighted_sum_tile(const WeightedSum& a, int row, int d) {
   F sum[R][V];
   for (int r = 0; r < R; ++r)
@@ -47,7 +47,8 @@ inline void weighted_sum_tile(const WeightedSum& a, int row, int d) {
   for (int b = 0; b < a.n_values; ++b) {
     F value[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) value[v] = load(a.v + b * a.v_stride + d + v * kWidth);
+    for (int v = 0; v < V; ++v)
+      value[v] = load_element<E>(static_cast<const uint8_t*>(a.v) + b * a.v_stride + (d + v * kWidth) * kElementBytes<E>);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const F p = set1(a.p[(row + r) * a.p_stride + b]);
@@ -59,25 +60,36 @@ inline void weighted_sum_tile(const WeightedSum& a, int row, int d) {
     for (int v = 0; v < V; ++v) store(a.o + (row + r) * a.o_stride + d + v * kWidth, sum[r][v]);
 }
 
-template <int R>
+template <Element E, int R>
 inline void weighted_sum_rows(const WeightedSum& a, int row) {
   constexpr int kVectors = kWidth == 16 ? 4 : 2;  // 16 sums of 32 registers, or 8 of 16
   int d = 0;
-  for (; d + kVectors * kWidth <= a.dim; d += kVectors * kWidth) weighted_sum_tile<R, kVectors>(a, row, d);
-  for (; d + kWidth <= a.dim; d += kWidth) weighted_sum_tile<R, 1>(a, row, d);
-  for (; d < a.dim; ++d) {
-    for (int r = row; r < row + R; ++r) {
-      float sum = a.o[r * a.o_stride + d] * a.correction[r];
-      for (int b = 0; b < a.n_values; ++b) sum += a.p[r * a.p_stride + b] * a.v[b * a.v_stride + d];
-      a.o[r * a.o_stride + d] = sum;
+  for (; d + kVectors * kWidth <= a.dim; d += kVectors * kWidth) weighted_sum_tile<E, R, kVectors>(a, row, d);
+  for (; d + kWidth <= a.dim; d += kWidth) weighted_sum_tile<E, R, 1>(a, row, d);
+  const int rest = a.dim - d;
+  if (rest == 0) return;
+  // The last numbers through a vector of their own, so that they are rounded like the others.
+  for (int r = row; r < row + R; ++r) {
+    float values[kWidth] = {};
+    float* const o = a.o + r * a.o_stride + d;
+    for (int i = 0; i < rest; ++i) values[i] = o[i];
+    F sum = mul(load(values), set1(a.correction[r]));
+    for (int b = 0; b < a.n_values; ++b) {
+      uint8_t bytes[4 * kWidth] = {};
+      const uint8_t* const from = static_cast<const uint8_t*>(a.v) + b * a.v_stride + d * kElementBytes<E>;
+      for (int i = 0; i < rest * kElementBytes<E>; ++i) bytes[i] = from[i];
+      sum = fma(set1(a.p[r * a.p_stride + b]), load_element<E>(bytes), sum);
     }
+    store(values, sum);
+    for (int i = 0; i < rest; ++i) o[i] = values[i];
   }
 }
 
+template <Element E>
 inline void weighted_sum(const WeightedSum& a) {
   int row = 0;
-  for (; row + 4 <= a.n_rows; row += 4) weighted_sum_rows<4>(a, row);
-  for (; row < a.n_rows; ++row) weighted_sum_rows<1>(a, row);
+  for (; row + 4 <= a.n_rows; row += 4) weighted_sum_rows<E, 4>(a, row);
+  for (; row < a.n_rows; ++row) weighted_sum_rows<E, 1>(a, row);
 }
 
 }  // namespace

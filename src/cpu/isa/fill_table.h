@@ -37,7 +37,9 @@ constexpr KernelTable make_table(const char* name) {
   fill_codec<Codec::fp8>(t);
   fill_codec<Codec::int4>(t);
   fill_codec<Codec::int8>(t);
-  t.gemm = gemm;
+  t.gemm[static_cast<int>(Element::f32)] = gemm<Element::f32>;
+  t.gemm[static_cast<int>(Element::f16)] = gemm<Element::f16>;
+  t.gemm[static_cast<int>(Element::bf16)] = gemm<Element::bf16>;
   t.rmsnorm = rmsnorm_row;
   t.add_rmsnorm = add_rmsnorm_row;
   t.silu_mul = silu_mul_row;
@@ -48,7 +50,9 @@ constexpr KernelTable make_table(const char* name) {
   t.load_rows = load_rows;
   t.store_row = store_row;
   t.softmax_step = softmax_step;
-  t.weighted_sum = weighted_sum;
+  t.weighted_sum[static_cast<int>(Element::f32)] = weighted_sum<Element::f32>;
+  t.weighted_sum[static_cast<int>(Element::f16)] = weighted_sum<Element::f16>;
+  t.weighted_sum[static_cast<int>(Element::bf16)] = weighted_sum<Element::bf16>;
   return t;
 }
 

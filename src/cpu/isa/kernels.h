@@ -61,10 +61,13 @@ struct Product {
   float beta = 0.0f;
 };
 
-// A matrix of f32 rows: decoded weights, or a tile of keys.
+enum class Element : uint8_t { f32, f16, bf16 };
+inline constexpr int kNumElements = 3;
+
+// A matrix of rows: decoded weights in f32, or keys as they lie in a page.
 struct Panel {
-  const float* data = nullptr;  // [n_rows rounded up to 4][stride]
-  int64_t stride = 0;
+  const void* data = nullptr;  // [n_rows][stride]
+  int64_t stride = 0;          // bytes
   int n_rows = 0;
   int n_cols = 0;  // a multiple of the vector width: 32 always is
 };
@@ -73,9 +76,9 @@ struct Panel {
 struct WeightedSum {
   const float* p = nullptr;  // [n_rows][p_stride]
   int64_t p_stride = 0;
-  const float* v = nullptr;  // [n_values][v_stride]
-  int64_t v_stride = 0;
-  float* o = nullptr;  // [n_rows][o_stride]
+  const void* v = nullptr;  // [n_values][v_stride]
+  int64_t v_stride = 0;     // bytes
+  float* o = nullptr;       // [n_rows][o_stride]
   int64_t o_stride = 0;
   const float* correction = nullptr;  // [n_rows]
   int n_rows = 0, n_values = 0, dim = 0;
@@ -86,15 +89,13 @@ struct SoftmaxState {
   float largest = 0.0f, sum = 0.0f;
 };
 
-enum class Element : uint8_t { f32, f16, bf16 };
-
 struct KernelTable {
   const char* name = nullptr;
   int gemv_max_tokens = 1;  // up to here gemv decodes in registers; above, decode to a panel and gemm
 
   void (*gemv[kNumCodecs])(const WeightRows&, const Product&) = {};
   void (*decode[kNumCodecs])(const WeightRows&, float* panel, int64_t stride) = {};  // n_rows rounded up to 4 rows of n_cols
-  void (*gemm)(const Panel&, const Product&) = nullptr;
+  void (*gemm[kNumElements])(const Panel&, const Product&) = {};
 
   // y = x / sqrt(mean(x^2) + eps) * w; y may be x.
   void (*rmsnorm)(const float* x, const float* w, float eps, int n, float* y) = nullptr;
@@ -114,7 +115,7 @@ struct KernelTable {
   // s[0, valid) are scores: multiplies by scale, turns them into exp(s - largest), clears s[valid, n), updates the state and returns the
   // factor by which earlier sums must be multiplied. valid may be 0.
   float (*softmax_step)(float* s, int valid, int n, float scale, SoftmaxState& state) = nullptr;
-  void (*weighted_sum)(const WeightedSum&) = nullptr;
+  void (*weighted_sum[kNumElements])(const WeightedSum&) = {};
 };
 
 // Constants, so that no code of a higher instruction set runs before one of them was chosen.

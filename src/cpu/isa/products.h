@@ -6,6 +6,7 @@
 
 #include "cpu/isa/codecs.h"
 #include "cpu/isa/kernels.h"
+#include "cpu/isa/vector_math.h"
 
 namespace cachalot::cpu {
 namespace {
@@ -97,12 +98,13 @@ void decode(const WeightRows& w, float* panel, int64_t stride) {
   }
 }
 
-template <int T>
+template <Element E, int T>
 void gemm_tile(const Panel& w, const Product& p, int row, int t0) {
   const float* x[T];
   for (int t = 0; t < T; ++t) x[t] = p.x[t0 + t];
-  const float* rows[kGroupRows];
-  for (int r = 0; r < kGroupRows; ++r) rows[r] = w.data + (row + r) * w.stride;
+  const uint8_t* rows[kGroupRows];  // behind the last row its neighbour again, whose sums finish() drops
+  for (int r = 0; r < kGroupRows; ++r)
+    rows[r] = static_cast<const uint8_t*>(w.data) + (row + r < w.n_rows ? row + r : w.n_rows - 1) * w.stride;
   F sum[kGroupRows][T];
   for (int r = 0; r < kGroupRows; ++r)
     for (int t = 0; t < T; ++t) sum[r][t] = zero();
@@ -112,7 +114,7 @@ void gemm_tile(const Panel& w, const Product& p, int row, int t0) {
     for (int t = 0; t < T; ++t) activation[t] = load(x[t] + k);
 #pragma GCC unroll 4
     for (int r = 0; r < kGroupRows; ++r) {
-      const F value = load(rows[r] + k);
+      const F value = load_element<E>(rows[r] + k * kElementBytes<E>);
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) sum[r][t] = fma(value, activation[t], sum[r][t]);
     }
@@ -121,18 +123,19 @@ void gemm_tile(const Panel& w, const Product& p, int row, int t0) {
 }
 
 // Tokens outside: their rows of x stay in the first cache while the panel passes from the second.
-inline void gemm(const Panel& w, const Product& p) {
+template <Element E>
+void gemm(const Panel& w, const Product& p) {
   int t = 0;
   for (; t + kTileTokens <= p.n_tokens; t += kTileTokens)
-    for (int row = 0; row < w.n_rows; row += kGroupRows) gemm_tile<kTileTokens>(w, p, row, t);
+    for (int row = 0; row < w.n_rows; row += kGroupRows) gemm_tile<E, kTileTokens>(w, p, row, t);
   const int rest = p.n_tokens - t;
   for (int row = 0; row < w.n_rows && rest > 0; row += kGroupRows) {
     if constexpr (kTileTokens > 3)
-      if (rest == 3) gemm_tile<3>(w, p, row, t);
+      if (rest == 3) gemm_tile<E, 3>(w, p, row, t);
     if constexpr (kTileTokens > 2)
-      if (rest == 2) gemm_tile<2>(w, p, row, t);
+      if (rest == 2) gemm_tile<E, 2>(w, p, row, t);
     if constexpr (kTileTokens > 1)
-      if (rest == 1) gemm_tile<1>(w, p, row, t);
+      if (rest == 1) gemm_tile<E, 1>(w, p, row, t);
   }
 }
 

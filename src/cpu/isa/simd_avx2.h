@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr int kWidth = 8;
 inline constexpr bool kTableLevels = false;  // 4-bit codes become numbers by table look-up rather than by arithmetic
-inline constexpr int kTileTokens = 3;  // of gemm: 4 rows x 3 tokens of sums, 3 activations and a weight fill the 16 registers
-inline constexpr int kGemvTokens = 2;  // of gemv, whose decoder needs registers too
+inline constexpr int kTileTokens = 3;        // of gemm: 4 rows x 3 tokens of sums, 3 activations and a weight fill the 16 registers
+inline constexpr int kGemvTokens = 2;        // of gemv, whose decoder needs registers too
 
 using F = __m256;
 using I = __m256i;

@@ -9,7 +9,7 @@ namespace cachalot::cpu {
 namespace {
 
 inline constexpr int kWidth = 16;
-inline constexpr bool kTableLevels = true;  // 4-bit codes become numbers by table look-up rather than by arithmetic
+inline constexpr bool kTableLevels = true;              // 4-bit codes become numbers by table look-up rather than by arithmetic
 inline constexpr int kTileTokens = 4, kGemvTokens = 4;  // 4 rows x 4 tokens of sums: 8 loads for 16 multiply-adds
 
 using F = __m512;

@@ -7,7 +7,7 @@ namespace cachalot::cpu {
 namespace {
 
 inline constexpr int kWidth = 8;
-inline constexpr bool kTableLevels = false;  // 4-bit codes become numbers by table look-up rather than by arithmetic
+inline constexpr bool kTableLevels = false;             // 4-bit codes become numbers by table look-up rather than by arithmetic
 inline constexpr int kTileTokens = 1, kGemvTokens = 1;  // tokens of the register tiles of gemm and gemv
 
 struct F {

@@ -114,6 +114,8 @@ inline void rope_row(float* x, const float* table, int dim, bool interleaved) {
 }
 
 template <Element E>
+inline constexpr int kElementBytes = E == Element::f32 ? 4 : 2;
+template <Element E>
 inline F load_element(const uint8_t* p) {
   if constexpr (E == Element::f32) return load(reinterpret_cast<const float*>(p));
   if constexpr (E == Element::f16) return load_f16(p);
@@ -127,7 +129,7 @@ inline void store_bf16(uint8_t* p, F a) {
 }
 template <Element E>
 inline void load_rows_of(const uint8_t* src, size_t src_stride, int n_rows, int n, float* dst, int64_t dst_stride) {
-  constexpr int kBytes = E == Element::f32 ? 4 : 2;
+  constexpr int kBytes = kElementBytes<E>;
   for (int r = 0; r < n_rows; ++r, src += src_stride, dst += dst_stride) {
     int i = 0;
     for (; i + kWidth <= n; i += kWidth) store(dst + i, load_element<E>(src + i * kBytes));
