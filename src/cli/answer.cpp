@@ -1,0 +1,105 @@
+// The loop around Generator::step for one request.
+#include "cli/answer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "cli/process.h"
+#include "cli/text_units.h"
+#include "text/detokenizer.h"
+#include "text/stop.h"
+
+namespace cachalot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+// Tokens to text: detokenizer, then stop strings.
+class TextStream {
+ public:
+  TextStream(const Tokenizer& tokenizer, const AnswerOptions& options, Answer& answer, const std::function<void(std::string_view)>& on_text)
+      : detokenizer_(tokenizer, !options.show_special), stops_(options.stops), answer_(answer), on_text_(on_text) {}
+
+  // True when a stop string is complete.
+  bool push(int id) { return feed(detokenizer_.push(id)); }
+  void finish() {
+    if (!stops_.stopped() && !feed(detokenizer_.finish())) emit(stops_.flush());
+  }
+
+ private:
+  bool feed(const std::string& piece) {
+    const StopMatcher::Result result = stops_.push(piece);
+    emit(result.text);
+    if (result.stopped) answer_.stop_string = stops_.matched();
+    return result.stopped;
+  }
+  void emit(const std::string& text) {
+    if (text.empty()) return;
+    answer_.text += text;
+    on_text_(text);
+  }
+
+  Detokenizer detokenizer_;
+  StopMatcher stops_;
+  Answer& answer_;
+  const std::function<void(std::string_view)>& on_text_;
+};
+
+}  // namespace
+
+double AnswerTimes::prompt_per_second() const { return first_token_s > 0.0 ? (n_prompt - n_reused) / first_token_s : 0.0; }
+double AnswerTimes::decode_per_second() const { return n_generated > 1 && decode_s > 0.0 ? (n_generated - 1) / decode_s : 0.0; }
+
+Answer generate_answer(Generator& generator, const Tokenizer& tokenizer, GenerationRequest request, const AnswerOptions& options,
+                       const std::function<void(std::string_view)>& on_text) {
+  Answer answer;
+  answer.times.n_prompt = static_cast<int>(request.prompt.size());
+  const bool keep_draws = request.sampling.n_logprobs >= 0;
+  TextStream stream(tokenizer, options, answer, on_text);
+
+  const auto start = Clock::now();
+  auto first = start, last = start;
+  answer.request = generator.add(std::move(request));
+  answer.times.n_reused = generator.prompt_reused(answer.request);
+  bool cancelled = false;
+  const auto take = [&](const GenerationEvent& event) {
+    if (event.sampled.token >= 0 && !cancelled) {
+      last = Clock::now();
+      if (answer.times.n_generated++ == 0) first = last;
+      if (!event.is_end_token) {
+        answer.ids.push_back(event.sampled.token);
+        if (keep_draws) answer.draws.push_back(event.sampled);
+        if (stream.push(event.sampled.token)) {
+          answer.finish = FinishReason::stop;
+          cancelled = true;
+          generator.cancel(answer.request);
+        }
+      }
+    }
+    if (answer.finish == FinishReason::none) answer.finish = event.finish;
+  };
+  while (generator.step(take)) {
+    if (InterruptGuard::count() > 0 && !cancelled) {
+      answer.interrupted = cancelled = true;
+      generator.cancel(answer.request);
+    }
+  }
+  stream.finish();
+  answer.times.first_token_s = seconds(first - start);
+  answer.times.decode_s = seconds(last - first);
+  return answer;
+}
+
+std::string describe(const AnswerTimes& t) {
+  const std::string reused = t.n_reused > 0 ? fmt::format(" ({} from the cache)", t.n_reused) : "";
+  return fmt::format(
+      "prompt  {:6} tokens{}  {:8.1f} tokens/s   first token after {}\n"
+      "decode  {:6} tokens  {:8.1f} tokens/s   peak memory {}\n",
+      t.n_prompt, reused, t.prompt_per_second(), seconds_text(t.first_token_s), t.n_generated, t.decode_per_second(),
+      bytes_text(static_cast<double>(peak_memory_bytes())));
+}
+
+}  // namespace cachalot

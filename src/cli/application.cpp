@@ -1,0 +1,137 @@
+// The table of commands, and what all of them share.
+#include "cli/application.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <string>
+
+#include "base/error.h"
+#include "cli/commands.h"
+
+namespace cachalot {
+namespace {
+
+// Help without the environment variable beside every flag: they follow one rule, told in the footer.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(34); }
+  [[nodiscard]] std::string make_option_opts(const CLI::Option* option) const override {
+    std::string text;
+    if (option->get_type_size() != 0) {
+      if (!option->get_type_name().empty()) text += " " + option->get_type_name();
+      if (option->get_required()) text += " (required)";
+    }
+    return text;
+  }
+  [[nodiscard]] std::string make_option_desc(const CLI::Option* option) const override {
+    const std::string fallback = option->get_default_str();
+    return option->get_description() + (fallback.empty() ? "" : " [" + fallback + "]");
+  }
+};
+
+std::string environment_name(const std::string& flag) {
+  std::string name = "CACHALOT_";
+  for (const char c : flag) name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+// CACHALOT_MAX_TOKENS=20 is --max-tokens 20. Only the chosen command listens: a variable meant for one must not satisfy half of another.
+void listen_to_environment(CLI::App& app, int argc, char** argv) {
+  CLI::App* chosen = &app;
+  for (int i = 1; i < argc; ++i) {
+    const auto named = chosen->get_subcommands([&](const CLI::App* command) { return command->check_name(argv[i]); });
+    if (named.empty()) break;
+    chosen = named.front();
+  }
+  if (chosen == &app) return;
+  for (CLI::Option* option : chosen->get_options()) {
+    const auto& names = option->get_lnames();
+    if (names.empty() || option == chosen->get_help_ptr()) continue;
+    std::string variable = environment_name(names.front());
+    for (const std::string& alias : names)
+      if (std::getenv(environment_name(alias).c_str()) != nullptr) variable = environment_name(alias);
+    option->envname(variable);
+  }
+}
+
+int report(int code, const std::string& message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "cachalot: {}\n", message);
+  return code;
+}
+
+// The deepest command that was named, for "see ... --help".
+std::string command_line_name(const CLI::App& app) {
+  std::string name = "cachalot";
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    name += " " + at->get_name();
+  }
+  return name;
+}
+
+int parse(CLI::App& app, int argc, char** argv, bool& finished) {
+  finished = true;
+  try {
+    app.parse(argc, argv);
+    finished = false;
+    return kExitOk;
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::CallForAllHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::string text = error.what();
+    for (char& c : text)
+      if (c == '\n') c = ' ';
+    return report(kExitUsage, fmt::format("{} (see {} --help)", printable(text, 400), command_line_name(app)));
+  }
+}
+
+}  // namespace
+
+int run_application(int argc, char** argv) {
+  CLI::App app("Runs DeepSeek-family language models (MLA + MoE) and the dense models around them.", "cachalot");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.option_defaults()->take_last();
+  app.require_subcommand(1);
+  app.get_formatter()->label("OPTIONS", "FLAGS");
+  app.footer(
+      "Each flag has an environment variable: CACHALOT_MAX_TOKENS=20 stands for --max-tokens 20; the flag wins.\n"
+      "Exit codes: 0 done, 1 bad input, 2 wrong flags, 130 interrupted.");
+  Context context;
+  add_run_command(app, context);
+  add_inspect_command(app, context);
+  add_tokenize_command(app, context);
+  add_convert_command(app, context);
+  add_eval_command(app, context);
+  add_version_command(app, context);
+
+  if (argc <= 1) {
+    fmt::print(stderr, "{}", app.help());
+    return kExitUsage;
+  }
+  if (argv[1][0] != '-' && app.get_subcommands([&](const CLI::App* command) { return command->check_name(argv[1]); }).empty())
+    return report(kExitUsage, fmt::format("no command \"{}\" (see cachalot --help)", printable(argv[1])));
+  listen_to_environment(app, argc, argv);
+  bool finished = false;
+  int code = parse(app, argc, argv, finished);
+  if (finished) return code;
+  try {
+    code = context.action();
+  } catch (const Error& error) {
+    return report(kExitError, error.what());
+  } catch (const std::bad_alloc&) {
+    return report(kExitError, "out of memory");
+  } catch (const std::exception& error) {
+    return report(kExitError, error.what());
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return report(kExitError, "cannot write to the standard output");
+  return code;
+}
+
+}  // namespace cachalot

@@ -1,0 +1,34 @@
+// Chooses the backend.
+#include "cli/backend.h"
+
+#include <charconv>
+
+#include "base/error.h"
+#include "cpu/cpu_ops.h"
+#include "cuda/cuda_ops.h"
+
+namespace cachalot {
+namespace {
+
+// "cuda" is 0, "cuda:3" is 3; -1 for another text.
+int cuda_index(std::string_view device) {
+  if (device == "cuda") return 0;
+  if (!device.starts_with("cuda:")) return -1;
+  const std::string_view number = device.substr(5);
+  int index = -1;
+  const auto [end, problem] = std::from_chars(number.data(), number.data() + number.size(), index);
+  return problem == std::errc() && end == number.data() + number.size() ? index : -1;
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& options) {
+  if (device == "ref") return make_ref_ops();
+  if (device == "cpu") return make_cpu_ops({.n_threads = options.n_threads});
+  if (const int index = cuda_index(device); index >= 0) return make_cuda_ops({.device = index});
+  fail("--device: found \"{}\", expected cpu, cuda, cuda:N or ref", printable(device));
+}
+
+std::string backends_built() { return std::string("ref cpu") + (CACHALOT_BUILT_WITH_CUDA ? " cuda" : ""); }
+
+}  // namespace cachalot

@@ -1,0 +1,23 @@
+// The one place where concrete backends are named: from a --device text to an Ops.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ops/ops.h"
+
+namespace cachalot {
+
+struct BackendOptions {
+  int n_threads = 0;  // of the CPU backend; 0: one per physical core
+};
+
+// device: "ref" (the slow reference), "cpu", "cuda" or "cuda:N". Throws Error for another text, and for a device that this build or this
+// machine does not have.
+std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& options);
+
+// What this build can run on, for `version`: "ref cpu cuda".
+std::string backends_built();
+
+}  // namespace cachalot

@@ -1,0 +1,62 @@
+// Opens a model and everything around it.
+#include "cli/load_model.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "cli/load_tokenizer.h"
+#include "cli/progress.h"
+
+namespace cachalot {
+namespace {
+
+int choose_context(const ModelOptions& options, const Config& config) {
+  if (options.max_context == 0) return std::min(kDefaultContext, config.max_positions);
+  if (options.max_context > config.max_positions)
+    fail("--max-model-len: found {}, expected at most {}, the model's limit", options.max_context, config.max_positions);
+  return options.max_context;
+}
+
+void join_end_tokens(Config& config, const Tokenizer& tokenizer) {
+  for (const int id : tokenizer.eos_ids())
+    if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end()) config.eos_ids.push_back(id);
+}
+
+void find_chat_template(LoadedModel& model, const Checkpoint& checkpoint) {
+  model.chat_template = checkpoint.chat_template_file();
+  model.chat_template_name = model.path + "/chat_template.jinja";
+  if (!model.chat_template.empty() || !model.tokenizer) return;
+  model.chat_template = model.tokenizer->chat_template();
+  model.chat_template_name =
+      model.path + (checkpoint.gguf() != nullptr ? ": tokenizer.chat_template" : "/tokenizer_config.json: chat_template");
+}
+
+}  // namespace
+
+LoadedModel load_model(const ModelOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  LoadedModel model;
+  model.path = options.path;
+  model.ops = make_ops(options.device, {.n_threads = options.n_threads});
+  const auto checkpoint = Checkpoint::open(options.path);
+  model.config = read_config(*checkpoint);
+  model.max_context = choose_context(options, model.config);
+  if (!options.tokenizer.empty())
+    model.tokenizer.emplace(load_tokenizer(options.tokenizer));
+  else if (options.needs_tokenizer)
+    model.tokenizer.emplace(tokenizer_of(*checkpoint, model.config.eos_ids));
+  if (model.tokenizer) join_end_tokens(model.config, *model.tokenizer);
+  find_chat_template(model, *checkpoint);
+  model.generation_config_json = checkpoint->generation_config_json();
+
+  ProgressBar bar("loading", options.show_progress);
+  model.decoder = Decoder::load(*checkpoint, model.config, *model.ops,
+                                {.max_positions = model.max_context,
+                                 .exact_derived = options.exact_derived,
+                                 .progress = [&](size_t done, size_t total) { bar.update(done, total); }});
+  model.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return model;
+}
+
+}  // namespace cachalot

@@ -1,0 +1,44 @@
+// Flags that several commands share: which model on which device, and how tokens are drawn.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/load_model.h"
+#include "runtime/generator.h"
+
+namespace cachalot {
+
+// Accepts finite numbers in [low, high].
+CLI::Validator number_between(double low, double high);
+
+struct ModelFlags {
+  std::string model, tokenizer, device = "cpu", kv_cache_dtype = "auto";
+  int threads = 0, max_model_len = 0, block_size = 16, prefill_chunk = 512;
+
+  [[nodiscard]] ModelOptions options() const;
+};
+// -m, --device, -t: for every command that runs a model.
+void add_model_flags(CLI::App& command, ModelFlags& flags);
+// -c, --kv-cache-dtype, --block-size, --prefill-chunk: for those that generate.
+void add_cache_flags(CLI::App& command, ModelFlags& flags);
+GeneratorOptions generator_options(const ModelFlags& flags, const LoadedModel& model);
+
+struct SamplingFlags {
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int> top_k;
+  float presence_penalty = 0.0f, frequency_penalty = 0.0f;
+  int64_t seed = -1;  // -1: a new one for each run
+  std::vector<std::string> logit_bias, stop;
+  int max_tokens = -1, logprobs = -1;
+  bool ignore_eos = false;
+};
+void add_sampling_flags(CLI::App& command, SamplingFlags& flags);
+
+// What applies: a flag, else the model's generation_config.json, else temperature 0.8 and top-p 0.95. Throws Error for a bias that names no
+// token, or a generation config with impossible values.
+SamplingOptions sampling_options(const SamplingFlags& flags, const LoadedModel& model);
+
+}  // namespace cachalot
