@@ -1,4 +1,4 @@
-// Any bytes as a prompt, on each pre-tokenizer family: decoding gives the bytes back, and no control token comes of a user's text.
+// Any bytes as a prompt, for every pre-tokenizer family: decoding gives the bytes back, and no control token comes of a user's text.
 // CACHALOT_FUZZ_TOKENIZER names a tokenizer.json to use instead of the built-in byte vocabulary.
 #include <cstdint>
 #include <cstdlib>
@@ -64,13 +64,14 @@ void check(const Tokenizer& tokenizer, const std::string& text, bool special) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::vector<Tokenizer> tokenizers = make_tokenizers();
-  const std::string raw(reinterpret_cast<const char*>(data), size);
+  if (size == 0) return 0;
+  // The first byte chooses the family.
+  const size_t family = data[0] % tokenizers.size();
+  const std::string raw(reinterpret_cast<const char*>(data + 1), size - 1);
   const std::string composed = cachalot::unicode::nfc(raw);
   if (cachalot::unicode::nfc(composed) != composed) std::abort();
-  for (const Tokenizer& tokenizer : tokenizers) {
-    // Composed text is what every tokenizer gives back; the raw text only those without normaliser.
-    for (const bool special : {false, true}) check(tokenizer, composed, special);
-    if (&tokenizer != &tokenizers.back()) check(tokenizer, raw, false);
-  }
+  // Composed text is what every tokenizer gives back; the raw text only those without normaliser.
+  for (const bool special : {false, true}) check(tokenizers[family], composed, special);
+  if (family + 1 < tokenizers.size()) check(tokenizers[family], raw, false);
   return 0;
 }

@@ -3,10 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <random>
 
 #include "support/support.h"
+#include "text/tokenizer_support.h"
 #include "text/unicode.h"
 
 namespace cachalot::test {
@@ -147,7 +147,7 @@ TEST(PreTokenizer, HostilePatternsEnd) {
   for (const char* pattern : {"(a+)+$", "(a|aa)+$", "(a*)*b", "\\s+$", "(?:a?){50}a{50}", "(.*)(.*)(.*)(.*)(.*)x", "(?R)?a", "(a)|(?1)b"}) {
     const auto pre = PreTokenizer::from_steps({{.regex = pattern}}, "t.json: pre_tokenizer");
     for (const std::string& text : {std::string(131072, 'a') + "!", std::string(131072, ' ') + "!"}) {
-      const auto begin = std::chrono::steady_clock::now();
+      const double begin = cpu_seconds();
       std::string error;
       try {
         std::string joined;
@@ -158,7 +158,7 @@ TEST(PreTokenizer, HostilePatternsEnd) {
         ++refused;
         EXPECT_EQ(error.rfind("t.json: pre_tokenizer: the pattern \"", 0), 0u) << error;
       }
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << pattern << ' ' << error;
+      EXPECT_LT(cpu_seconds() - begin, 10.0) << pattern << ' ' << error;
     }
   }
   EXPECT_GT(refused, 0);

@@ -15,6 +15,9 @@ struct GoldenCase {
   std::string decoded;
 };
 
+// CPU seconds of this process: time limits in tests must not depend on what else the machine does.
+double cpu_seconds();
+
 std::string read_file(const std::filesystem::path& path);
 // Whether tokenizers/<name> was unpacked; two of six need CACHALOT_EXTRA_DATA.
 bool has_tokenizer(const std::string& name);
