@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/json.h"
 #include "base/mapped_file.h"
@@ -71,11 +73,14 @@ TEST(SequenceLogits, EqualsOneStep) {
             2e-5f * max_abs(golden.logits));
 }
 
-// The trained models on whole domains: mean negative log-likelihood within 0.1% of the value measured when they were made.
+// The trained models on whole domains: mean negative log-likelihood within 0.1% of the value measured when they were made. All eighteen
+// take minutes, so an ordinary run scores four; CACHALOT_FULL_TESTS=1 scores all.
 class TrainedModel : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(TrainedModel, ReproducesItsReference) {
   const auto& [name, domain] = GetParam();
+  const bool ordinary = name == "tiny-v2" ? domain == "wiki" || domain == "legal_zh" : domain == "code" || domain == "legal_de";
+  if (!ordinary && std::getenv("CACHALOT_FULL_TESTS") == nullptr) GTEST_SKIP() << "scored with CACHALOT_FULL_TESTS=1";
   const auto folder = testdata(name);
   const JsonDocument reference = JsonDocument::parse(read_text_file(folder / "reference.json"), "reference.json");
   const JsonValue entry = reference.root().at("eval").at(domain == "wikitext2" ? "wikitext2-test.txt" : domain + ".txt");
