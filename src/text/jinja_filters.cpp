@@ -30,7 +30,8 @@ Value trim(Runtime& runtime, const Value& value, const Args& args) {
   const ArgReader reader(runtime, "trim", args, {"chars"});
   const bool has_chars = reader.get(0) != nullptr && !reader.get(0)->is_none();
   const std::string text = soft_text(runtime, value);
-  return runtime.string(strip(text, has_chars ? &reader.text(0) : nullptr, Side::kBoth));
+  if (has_chars) return call_string_method(runtime, "strip", runtime.string(text), args);
+  return runtime.string(strip(text, nullptr, Side::kBoth));
 }
 Value replace_filter(Runtime& runtime, const Value& value, const Args& args) {
   const ArgReader reader(runtime, "replace", args, {"old", "new", "count"}, 2);

@@ -1,4 +1,5 @@
 // JSON for templates: the tojson filter as chat templates know it (Python's json.dumps), and from_json.
+#include <algorithm>
 #include <cmath>
 
 #include "base/json.h"
@@ -51,8 +52,13 @@ class JsonWriter {
     runtime_.step();
     runtime_.room(out.size());
     if (value.is_string()) {
-      runtime_.scan(value.text().size());
-      append_string(out, value.text(), style_.ascii_only);
+      const std::string& text = value.text();
+      const auto is_escaped = [&](char c) {
+        return static_cast<unsigned char>(c) < 0x20 || (style_.ascii_only && static_cast<unsigned char>(c) >= 0x7f);
+      };
+      runtime_.scan(text.size());
+      runtime_.room(out.size() + text.size() + 5 * static_cast<size_t>(std::count_if(text.begin(), text.end(), is_escaped)));
+      append_string(out, text, style_.ascii_only);
     } else if (value.is_none() || value.is_number()) {
       out += scalar(value);
     } else if (value.is_sequence(SequenceKind::kList) || value.is_sequence(SequenceKind::kTuple)) {

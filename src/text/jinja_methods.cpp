@@ -181,8 +181,11 @@ Value get_slice(Runtime& runtime, const Value& object, const Value& start, const
   for (const Value* bound : {&start, &stop, &step}) {
     if (!bound->is_none() && !bound->is_int()) return Undefined{};
   }
+  if (is_text) {
+    runtime.scan(object.text().size());
+    runtime.room(object.text().size(), sizeof(char32_t) + 1);
+  }
   const std::u32string chars = is_text ? to_chars32(object.text()) : std::u32string();
-  if (is_text) runtime.scan(object.text().size());
   const Int n = static_cast<Int>(is_text ? chars.size() : object.items().size());
   const Int by = step.is_none() ? 1 : step.integer();
   if (by == 0) runtime.fail("found 0 as the step of a slice, expected another number");

@@ -30,8 +30,10 @@ Value split_method(Runtime& runtime, const std::string& name, const std::string&
 
 Value strip_method(Runtime& runtime, const std::string& name, const std::string& text, const Args& args) {
   const ArgReader reader(runtime, name, args, {"chars"});
-  if (optional_text(reader, 0) != nullptr)
-    runtime.scan(16 * (text.size() + reader.text(0).size()));  // sorted, then looked up for each character
+  if (const std::string* chars = optional_text(reader, 0); chars != nullptr) {  // they are sorted, then looked up for each character
+    runtime.room(chars->size(), sizeof(char32_t));
+    runtime.scan(16 * (text.size() + chars->size()));
+  }
   const Side side = name == "strip" ? Side::kBoth : name == "lstrip" ? Side::kLeft : Side::kRight;
   return runtime.string(strip(text, optional_text(reader, 0), side));
 }

@@ -114,6 +114,7 @@ void append_repr(Runtime& runtime, std::string& out, const Value& value) {
   runtime.room(out.size());
   if (value.is_string()) {
     runtime.scan(value.text().size());
+    runtime.room(value.text().size(), 4);  // as it grows when every byte is escaped
     out += value.is_markup() ? "Markup(" + quote(value.text()) + ")" : quote(value.text());
   } else if (value.is_sequence()) {
     append_sequence(runtime, out, *value.sequence());
