@@ -2,6 +2,8 @@
 // a number in the file is allocated before that number is known to fit.
 #include "io/gguf_reader.h"
 
+#include <simdjson.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -21,11 +23,12 @@ constexpr std::array<std::string_view, 13> kTypeNames = {"u8",   "i8",     "u16"
                                                          "bool", "string", "array", "u64", "i64", "f64"};
 constexpr std::array<size_t, 13> kTypeBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-bool has_control_character(std::string_view text) {
+// Names are shown to people and written as JSON, so they must be UTF-8 without control characters.
+bool is_printable(std::string_view text) {
   for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return true;
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return false;
   }
-  return false;
+  return simdjson::validate_utf8(text.data(), text.size());
 }
 
 }  // namespace
@@ -99,7 +102,7 @@ void GgufReader::read_keys(uint64_t n) {
   for (uint64_t i = 0; i < n; ++i) {
     Key key;
     key.name = take_text(fmt::format("key {}", i), kMaxKeyName);
-    if (key.name.empty() || has_control_character(key.name))
+    if (key.name.empty() || !is_printable(key.name))
       fail("{}: key {}: found the name \"{}\", expected printable characters", file_, i, printable(key.name));
     key.type = take_type(printable(key.name));
     key.value_at = at_;
@@ -161,7 +164,7 @@ GgufReader::Tensor GgufReader::read_tensor() {
   Tensor tensor;
   tensor.name = take_text("a tensor's name", bytes_.size());
   const auto name = [&tensor] { return printable(tensor.name); };  // only for messages: there may be a million tensors
-  if (tensor.name.empty() || tensor.name.size() > kMaxTensorName || has_control_character(tensor.name))
+  if (tensor.name.empty() || tensor.name.size() > kMaxTensorName || !is_printable(tensor.name))
     fail("{}: tensor \"{}\": a name of {} bytes, expected 1 to {} printable ones", file_, name(), tensor.name.size(), kMaxTensorName);
   const auto n_dims = take<uint32_t>("a tensor's dimension count");
   if (n_dims < 1 || n_dims > 4) fail("{}: tensor \"{}\": found {} dimensions, expected 1 to 4", file_, name(), n_dims);
