@@ -221,6 +221,7 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options) { return std::mak
 
 std::unique_ptr<CudaGraph> capture_cuda_graph(Ops& ops, const std::function<void()>& step) {
   cuda::CudaOps& o = impl(ops);
+  o.settle_arena();
   CACHALOT_CUDA_CHECK(cudaStreamBeginCapture(o.stream(), cudaStreamCaptureModeThreadLocal));
   o.set_capturing(true);
   cudaGraph_t graph = nullptr;

@@ -56,6 +56,12 @@ class CudaOps final : public Ops {
   void attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) override;
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  // Takes the one chunk that the arena wants after it has grown, since a recorded step may not.
+  void settle_arena() {
+    const size_t mark = arena_.mark();
+    (void)arena_.take(1);
+    arena_.release(mark);
+  }
   void set_capturing(bool capturing) { capturing_ = capturing; }
 
  private:

@@ -135,11 +135,57 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(p)));
 }
-// Weights are read once: keep them out of L1 so that activations stay.
-__device__ __forceinline__ uint4 load_stream(const void* p) {
+// Weights are read once: keep them out of L1 so that activations stay. When not `there`, nothing is read.
+__device__ __forceinline__ void load_stream(uint4& v, const void* p, bool there) {
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %5, 0; @q ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"(static_cast<int>(there)));
+}
+// Activations: other kernels write them, so no read-only path.
+__device__ __forceinline__ uint4 load16(const void* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
+}
+__device__ __forceinline__ uint2 load8(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ void load_pair(uint32_t& x, uint32_t& y, const void* p, bool there) {
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %3, 0; @q ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];}"
+               : "+r"(x), "+r"(y)
+               : "l"(p), "r"(static_cast<int>(there)));
+}
+__device__ __forceinline__ void load_word(uint32_t& x, const void* p, bool there) {
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.nc.L1::no_allocate.u32 %0, [%1];}"
+               : "+r"(x)
+               : "l"(p), "r"(static_cast<int>(there)));
+}
+
+// Barriers in shared memory that bulk copies (sm_90) complete on.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+      "@p bra there;\n"
+      "bra again;\n"
+      "there:}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+// Orders this thread's ordinary accesses of shared memory before later ones of the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 }  // namespace cachalot::cuda

@@ -17,6 +17,12 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+// (a & mask) | bits in one instruction; with both constants as immediates the compiler takes two.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+}
 __device__ __forceinline__ float2 half2_of(uint32_t bits) {
   __half2 h;
   memcpy(&h, &bits, 4);
@@ -33,44 +39,30 @@ struct Frag {
   uint4 scales;
 
   // `from` is the record; for bf16 it is the first element of the chunk in row g, and `next` the distance to row g + 8 in elements.
-  __device__ __forceinline__ void load(const uint8_t* from, int lane, int64_t next = 0) {
+  // When not `there`, nothing is read and the registers keep what they hold.
+  __device__ __forceinline__ void load(bool there, const uint8_t* from, int lane, int64_t next = 0) {
     if constexpr (kTile == Tile::bf16) {
       const auto* row = reinterpret_cast<const bf16*>(from) + (lane & 3) * 8;
-      codes[0] = load_stream(row);
-      codes[1] = load_stream(row + next);
-      codes[2] = load_stream(row + 32);
-      codes[3] = load_stream(row + next + 32);
+      load_stream(codes[0], row, there);
+      load_stream(codes[1], row + next, there);
+      load_stream(codes[2], row + 32, there);
+      load_stream(codes[3], row + next + 32, there);
     } else {
 #pragma unroll
-      for (int i = 0; i < kCodeVectors; ++i) codes[i] = load_stream(from + 512 * i + lane * 16);
-      if constexpr (kTile == Tile::q5g32) high[0] = __ldg(reinterpret_cast<const uint32_t*>(from + kInfo.high_at) + lane);
-      if constexpr (kTile == Tile::q6g16) {
-        const uint2 h = __ldg(reinterpret_cast<const uint2*>(from + kInfo.high_at) + lane);
-        high[0] = h.x;
-        high[1] = h.y;
-      }
+      for (int i = 0; i < kCodeVectors; ++i) load_stream(codes[i], from + 512 * i + lane * 16, there);
+      if constexpr (kTile == Tile::q5g32) load_word(high[0], from + kInfo.high_at + lane * 4, there);
+      if constexpr (kTile == Tile::q6g16) load_pair(high[0], high[1], from + kInfo.high_at + lane * 8, there);
       const uint8_t* s = from + kInfo.scale_at;
-      const int g = lane >> 2;
-      if constexpr (kTile == Tile::q4g32 || kTile == Tile::q6g16) {
-        scales = __ldg(reinterpret_cast<const uint4*>(s) + g);
-      } else if constexpr (kTile == Tile::f8) {
-        scales.x = __ldg(reinterpret_cast<const uint32_t*>(s));
-      } else {
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(s) + g);
-        scales.x = v.x;
-        scales.y = v.y;
-      }
+      if constexpr (kTile == Tile::q4g32 || kTile == Tile::q6g16)
+        load_stream(scales, s + (lane >> 2) * 16, there);
+      else if constexpr (kTile == Tile::f8)
+        load_word(scales.x, s, there);
+      else
+        load_pair(scales.x, scales.y, s + (lane >> 2) * 8, there);
     }
   }
-  __device__ __forceinline__ void zero() {
-#pragma unroll
-    for (int i = 0; i < kCodeVectors; ++i) codes[i] = make_uint4(0, 0, 0, 0);
-    high[0] = 0;
-    if constexpr (kTile == Tile::q6g16) high[1] = 0;
-    scales = make_uint4(0, 0, 0, 0);
-  }
 
-  // The integers (code - zero) of step `s` as the A operands of its two mmas.
+  // The integers of step `s` as the A operands of its two mmas: code - zero, or code + 128 for formats with a minimum, which absorbs it.
   __device__ __forceinline__ void operands(int s, uint32_t (&a)[2][4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -84,7 +76,7 @@ struct Frag {
         for (int i = 0; i < 4; ++i) {
           const uint32_t word = h == 0 ? (i < 2 ? v.x : v.y) : (i < 2 ? v.z : v.w), bytes = word >> (8 * (i & 1));
           // two's complement: low 7 bits, minus 128 when the top bit is set (bit 7 turns 128 into 256)
-          pair[i] = sub_bf16x2((bytes & 0x007f007fu) | 0x43004300u, (bytes & 0x00800080u) | 0x43004300u);
+          pair[i] = sub_bf16x2(and_or(bytes, 0x007f007fu, 0x43004300u), and_or(bytes, 0x00800080u, 0x43004300u));
         }
       } else if constexpr (kTile == Tile::f8) {
         const uint4 v = codes[s];
@@ -92,35 +84,37 @@ struct Frag {
         for (int i = 0; i < 4; ++i) {
           const uint32_t word = h == 0 ? (i < 2 ? v.x : v.y) : (i < 2 ? v.z : v.w), bytes = (i & 1) ? word : word << 8;
           // E4M3's exponent and mantissa in bf16's place are 2^-120 of the value, subnormals included
-          pair[i] = mul_bf16x2((bytes & 0x80008000u) | ((bytes & 0x7f007f00u) >> 4), 0x7b807b80u);
+          pair[i] = mul_bf16x2(and_or(bytes, 0x80008000u, (bytes & 0x7f007f00u) >> 4), 0x7b807b80u);
         }
       } else {
         const uint32_t word = s == 0 ? (h == 0 ? codes[0].x : codes[0].y) : (h == 0 ? codes[0].z : codes[0].w);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          uint32_t v = ((word >> (4 * i)) & 0x000f000fu) | 0x43004300u;
+          uint32_t v = and_or(word >> (4 * i), 0x000f000fu, 0x43004300u);
           if constexpr (kTile == Tile::q5g32) {
             const int p = 4 * (2 * s + h) + i;
-            v |= (p < 4 ? high[0] << (4 - p) : high[0] >> (p - 4)) & 0x00100010u;
+            v = and_or(p < 4 ? high[0] << (4 - p) : high[0] >> (p - 4), 0x00100010u, v);
           }
           if constexpr (kTile == Tile::q6g16) {
             const int p = 2 * (4 * h + i);
-            v |= (p < 4 ? high[s] << (4 - p) : high[s] >> (p - 4)) & 0x00300030u;
+            v = and_or(p < 4 ? high[s] << (4 - p) : high[s] >> (p - 4), 0x00300030u, v);
           }
-          constexpr uint32_t kZero = kTile == Tile::q5g32 ? 0x43104310u : kTile == Tile::q6g16 ? 0x43204320u : 0x43004300u;
-          pair[i] = sub_bf16x2(v, kZero);
+          constexpr uint32_t kZero = kTile == Tile::q5g32 ? 0x43104310u : 0x43204320u;
+          pair[i] = kInfo.has_min ? v : sub_bf16x2(v, kZero);
         }
       }
       a[0][h] = pair[0], a[0][2 + h] = pair[1];
       a[1][h] = pair[2], a[1][2 + h] = pair[3];
     }
   }
-  // Scale (x) and minimum (y) of row g + 8 h for mma `m` of step `s`.
+  // Scale (x) and what is subtracted (y) of row g + 8 h for mma `m` of step `s`.
   __device__ __forceinline__ float2 scale(int s, int m, int h) const {
     if constexpr (kTile == Tile::q4g32) {
-      return half2_of(h == 0 ? (s == 0 ? scales.x : scales.y) : (s == 0 ? scales.z : scales.w));
+      const float2 v = half2_of(h == 0 ? (s == 0 ? scales.x : scales.y) : (s == 0 ? scales.z : scales.w));
+      return make_float2(v.x, fmaf(128.0f, v.x, v.y));
     } else if constexpr (kTile == Tile::q4g64) {
-      return half2_of(h == 0 ? scales.x : scales.y);
+      const float2 v = half2_of(h == 0 ? scales.x : scales.y);
+      return make_float2(v.x, fmaf(128.0f, v.x, v.y));
     } else if constexpr (kTile == Tile::q6g16) {
       const float2 v = half2_of(h == 0 ? (s == 0 ? scales.x : scales.y) : (s == 0 ? scales.z : scales.w));
       return make_float2(m == 0 ? v.x : v.y, 0.0f);

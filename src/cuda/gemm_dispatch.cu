@@ -6,7 +6,7 @@ namespace cachalot::cuda {
 
 cudaError_t launch_gemm_stream(const GemmArgs& a, cudaStream_t stream) {
   const int rows = a.rowing == Rowing::dense || a.rowing == Rowing::heads ? a.n_rows : a.rowing == Rowing::moe_inline ? 8 : a.moe.tile;
-  const int col_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
+  const int col_tiles = rows >= 32 ? 4 : (rows + 7) / 8;
   switch (a.w.tile) {
     case Tile::bf16: return launch_stream_bf16(a, col_tiles, stream);
     case Tile::q4g32: return launch_stream_q4g32(a, col_tiles, stream);

@@ -1,5 +1,5 @@
 // The product for few rows: y^T = W x^T with the rows of W as mma's 16 and up to 8 kColTiles rows of x as its 8 columns. What limits it is
-// the reading of W, so: a block of 8 warps takes 16 (or 2 x 16) rows of W, the warps take the 64-column chunks in turn, each issues the
+// the reading of W, so: a block takes 16 or 2 x 16 rows of W, its 8 or 4 warps take the 64-column chunks in turn, each issues the
 // loads of several chunks before it uses the first, and loads what does not depend on the kernel before while that one still runs.
 // Codes go to the tensor cores as exact integers; scales are applied to the f32 sums of each group, minima through the sum of x over it.
 // The order of the sums depends on the format and on nothing else, so a row's result does not depend on its neighbours.
@@ -10,24 +10,9 @@
 
 namespace cachalot::cuda {
 
-inline constexpr int kStreamWarps = 8;
-
-// y[at] = v (+ bias) (+ beta y[at]), or silu(v) * up.
-__device__ __forceinline__ void store_result(const GemmArgs& a, float v, float up, int out, int64_t at) {
-  if (a.bias != nullptr) v += a.bias[out];
-  if (a.swiglu) v = v / (1.0f + __expf(-v)) * up;
-  if (a.y_is_f32) {
-    float* y = static_cast<float*>(a.y) + at;
-    *y = a.beta != 0.0f ? fmaf(a.beta, *y, v) : v;
-  } else {
-    bf16* y = static_cast<bf16*>(a.y) + at;
-    *y = from_f32<bf16>(a.beta != 0.0f ? fmaf(a.beta, to_f32(*y), v) : v);
-  }
-}
-
-// One chunk of 64 columns: acc += W x for kRowTiles x kColTiles mma tiles.
+// One chunk of 64 columns from `col` on: acc += W x for kRowTiles x kColTiles mma tiles. x points at the lane's own columns.
 template <Tile kTile, int kRowTiles, int kColTiles>
-__device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], const bf16* const (&x)[kColTiles], int col, int c,
+__device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], const bf16* const (&x)[kColTiles], int col,
                                              float (&acc)[kRowTiles][kColTiles][4]) {
   constexpr TileInfo kInfo = tile_info(kTile);
   constexpr int kMmas = kTile == Tile::bf16 ? 4 : kInfo.group / 16;  // per group
@@ -39,11 +24,11 @@ __device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], 
 #pragma unroll
     for (int n = 0; n < kColTiles; ++n) {
       if constexpr (kTile == Tile::q6g16) {
-        const uint2 low = *reinterpret_cast<const uint2*>(x[n] + col + 32 * s + 4 * c);
-        const uint2 high = *reinterpret_cast<const uint2*>(x[n] + col + 32 * s + 16 + 4 * c);
+        const uint2 low = load8(x[n] + col + 32 * s);
+        const uint2 high = load8(x[n] + col + 32 * s + 16);
         b[n] = make_uint4(low.x, low.y, high.x, high.y);
       } else {
-        b[n] = *reinterpret_cast<const uint4*>(x[n] + col + 32 * s + 8 * c);
+        b[n] = load16(x[n] + col + 32 * s);
       }
     }
     uint32_t a[kRowTiles][2][4];
@@ -99,15 +84,22 @@ __device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], 
   }
 }
 
-// The rows that a block works on, resolved from its Rowing.
-struct StreamRows {
-  int matrix = 0, count = 0;
+// What a block works on, resolved from its Rowing: a matrix, where x and y are, and which rows.
+struct StreamWork {
+  Segment w;
+  const uint8_t* up = nullptr;
+  const bf16* x = nullptr;
+  int64_t x_stride = 0;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int matrix = 0, begin = 0, count = 0;
   const int* list = nullptr;  // pairs, or null: rows begin, begin + 1, ...
-  int begin = 0;
+  bool late = false;          // which weights are read depends on the kernel before
+  bool by_token = false;
 };
 
 // Finds the pairs of the expert of pair blockIdx.y; count 0 when an earlier pair leads. `list` holds n_pairs ints. All threads call.
-__device__ inline StreamRows inline_rows(const MoePlan& plan, int* list) {
+__device__ inline void inline_rows(const MoePlan& plan, int* list, StreamWork& work) {
   __shared__ int count;
   const int self = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) & 31;
   const int expert = plan.ids[self];
@@ -126,113 +118,144 @@ __device__ inline StreamRows inline_rows(const MoePlan& plan, int* list) {
     if (lane == 0) count = leads ? n : 0;
   }
   __syncthreads();
-  return {expert, count, list, 0};
+  work.matrix = expert, work.count = count, work.list = list;
 }
 
-// Adds the warps' sums in their order and writes y.
-template <int kRowTiles, int kColTiles>
-__device__ __forceinline__ void stream_store(const GemmArgs& a, const StreamRows& rows, int done, const float* reduce) {
+// All threads of the block call. pair_list: kInlinePairs ints of shared memory.
+__device__ __forceinline__ StreamWork resolve_work(const GemmArgs& a, int n_cols, int* pair_list) {
+  StreamWork work{a.w, a.w_up, static_cast<const bf16*>(a.x), a.x_stride, a.y, a.y_stride};
+  const int slot = static_cast<int>(blockIdx.y);
+  switch (a.rowing) {
+    case Rowing::heads:
+      work.matrix = slot;
+      work.x += slot * a.x_head;
+      work.y = a.y_is_f32 ? static_cast<void*>(static_cast<float*>(a.y) + slot * a.y_head) : static_cast<bf16*>(a.y) + slot * a.y_head;
+      [[fallthrough]];
+    case Rowing::dense:
+      work.begin = static_cast<int>(blockIdx.z) * n_cols;
+      work.count = min(n_cols, a.n_rows - work.begin);
+      break;
+    case Rowing::moe_inline:
+    case Rowing::moe_tiles:
+      if (a.shared_w.data != nullptr && slot >= a.shared_at) {
+        const int begin = (slot - a.shared_at) * n_cols;
+        return {a.shared_w, a.shared_up, static_cast<const bf16*>(a.shared_x), a.shared_x_stride, a.shared_y, a.shared_y_stride,
+                0,          begin,       min(n_cols, a.n_rows - begin)};
+      }
+      pdl_wait();
+      work.late = true;
+      work.by_token = a.x_by_token;
+      if (a.rowing == Rowing::moe_inline) {
+        inline_rows(a.moe, pair_list, work);
+      } else {
+        const int3 tile = a.moe.tiles[slot];
+        work.matrix = tile.x, work.begin = tile.y, work.count = tile.z, work.list = a.moe.order;
+      }
+      break;
+  }
+  work.matrix += a.first_matrix;
+  return work;
+}
+
+// Adds the warps' sums in their order and writes y: y (+)= v (+ bias), or silu(v) * up. reduce: [kWarps][kCols][kRows + 1].
+template <int kRowTiles, int kColTiles, int kWarps>
+__device__ __forceinline__ void stream_store(const GemmArgs& a, const StreamWork& work, int done, const float* reduce) {
   constexpr int kRows = kRowTiles * 16, kCols = kColTiles * 8;
-  const int n_out = a.swiglu ? 16 : kRows, n_cols = min(kCols, rows.count - done);
-  for (int i = static_cast<int>(threadIdx.x); i < n_out * n_cols; i += kStreamWarps * 32) {
-    const int r = i % n_out, col = i / n_out, out = static_cast<int>(blockIdx.x) * n_out + r;
-    if (out >= a.w.out) continue;
+  const bool swiglu = kRowTiles == 2 && a.swiglu;
+  const int log_out = swiglu || kRowTiles == 1 ? 4 : 5, n_cols = min(kCols, work.count - done);
+  for (int i = static_cast<int>(threadIdx.x); i < n_cols << log_out; i += kWarps * 32) {
+    const int r = i & ((1 << log_out) - 1), col = i >> log_out, out = (static_cast<int>(blockIdx.x) << log_out) + r;
+    if (out >= work.w.out) continue;
     float v = 0.0f, up = 0.0f;
 #pragma unroll
-    for (int warp = 0; warp < kStreamWarps; ++warp) {
+    for (int warp = 0; warp < kWarps; ++warp) {
       v += reduce[(warp * kCols + col) * (kRows + 1) + r];
-      if (a.swiglu) up += reduce[(warp * kCols + col) * (kRows + 1) + 16 + r];
+      if (swiglu) up += reduce[(warp * kCols + col) * (kRows + 1) + 16 + r];
     }
-    int row = rows.begin + done + col;
-    if (rows.list != nullptr) row = rows.list[row];
-    const int64_t at = row * a.y_stride + out + (a.rowing == Rowing::heads ? rows.matrix * a.y_head : 0);
-    store_result(a, v, up, out, at);
+    if (a.bias != nullptr) v += a.bias[out];
+    if (swiglu) v = v / (1.0f + __expf(-v)) * up;
+    int row = work.begin + done + col;
+    if (work.list != nullptr) row = work.list[row];
+    const int64_t at = row * work.y_stride + out;
+    if (a.y_is_f32) {
+      float* y = static_cast<float*>(work.y) + at;
+      *y = a.beta != 0.0f ? fmaf(a.beta, *y, v) : v;
+    } else {
+      bf16* y = static_cast<bf16*>(work.y) + at;
+      *y = from_f32<bf16>(a.beta != 0.0f ? fmaf(a.beta, to_f32(*y), v) : v);
+    }
   }
 }
 
+// More rows of W per warp cost fewer instructions per weight; fewer give more blocks.
+constexpr int stream_warps(int row_tiles) { return row_tiles == 2 ? 4 : 8; }
+constexpr int kInlineList = 64;
+
 template <Tile kTile, int kRowTiles, int kColTiles>
-__global__ __launch_bounds__(kStreamWarps * 32) void stream_kernel(const __grid_constant__ GemmArgs a) {
+__global__ __launch_bounds__(stream_warps(kRowTiles) * 32) void stream_kernel(const __grid_constant__ GemmArgs a) {
+  constexpr int kWarps = stream_warps(kRowTiles), kRows = kRowTiles * 16, kCols = kColTiles * 8;
   // Chunks in flight per warp: about 64 registers of weights.
-  constexpr int kDepth = kTile == Tile::bf16 ? 4 / kRowTiles : tile_info(kTile).code_bits == 8 ? 4 / kRowTiles : 4;
-  constexpr int kRows = kRowTiles * 16, kCols = kColTiles * 8;
-  extern __shared__ float reduce[];  // [kStreamWarps][kCols][kRows + 1]
-  __shared__ int pair_list[64];
+  constexpr int kDepth = kTile == Tile::bf16 || tile_info(kTile).code_bits == 8 ? 4 / kRowTiles : 4;
+  constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
+  extern __shared__ float reduce[];
+  __shared__ int pair_list[kInlineList];
   pdl_trigger();
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, c = lane & 3;
-  const int n_chunks = a.w.cols / kRecordCols;
-  const bool moe = a.rowing == Rowing::moe_inline || a.rowing == Rowing::moe_tiles;
+  const StreamWork work = resolve_work(a, kCols, pair_list);
+  if (work.count <= 0 || static_cast<int>(blockIdx.x) * (a.swiglu ? 16 : kRows) >= work.w.out) return;
+  const int n_chunks = work.w.cols / kRecordCols;
 
-  StreamRows rows;
-  if (moe) {
-    pdl_wait();
-    if (a.rowing == Rowing::moe_inline) {
-      rows = inline_rows(a.moe, pair_list);
-    } else {
-      const int3 tile = a.moe.tiles[blockIdx.y];
-      rows = {tile.x, tile.z, a.moe.order, tile.y};
-    }
-    if (rows.count == 0) return;
-  } else {
-    rows.matrix = a.rowing == Rowing::heads ? static_cast<int>(blockIdx.y) : 0;
-    rows.begin = static_cast<int>(blockIdx.z) * kCols;
-    rows.count = min(kCols, a.n_rows - rows.begin);
-  }
-
-  // Row tiles of this block; the second is the up half with swiglu, else the next 16 rows.
-  const int64_t matrix_at = static_cast<int64_t>(a.first_matrix + rows.matrix) * a.w.matrix_bytes;
-  const int last_tile = (a.w.out + 15) / 16 - 1;
-  const uint8_t* base[kRowTiles];
+  // Row tiles of this block; the second is the up half with swiglu, else the next 16 rows. Pointers to this warp's first chunk.
+  const int last_tile = (work.w.out + 15) / 16 - 1;
+  const uint8_t* start[kRowTiles];
   int64_t next[kRowTiles];
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
     const int tile = a.swiglu ? static_cast<int>(blockIdx.x) : min(static_cast<int>(blockIdx.x) * kRowTiles + r, last_tile);
-    const uint8_t* matrix = (a.swiglu && r == 1 ? a.w_up : a.w.data) + matrix_at;
+    const uint8_t* matrix = (a.swiglu && r == 1 ? work.up : work.w.data) + work.matrix * work.w.matrix_bytes;
+    next[r] = 0;
     if constexpr (kTile == Tile::bf16) {
-      const int row = min(tile * 16 + g, a.w.out - 1), row8 = min(tile * 16 + g + 8, a.w.out - 1);
-      base[r] = matrix + static_cast<int64_t>(row) * a.w.cols * 2;
-      next[r] = static_cast<int64_t>(row8 - row) * a.w.cols;
+      const int row = min(tile * 16 + g, work.w.out - 1), row8 = min(tile * 16 + g + 8, work.w.out - 1);
+      start[r] = matrix + static_cast<int64_t>(row) * work.w.cols * 2 + warp * kChunkBytes;
+      next[r] = static_cast<int64_t>(row8 - row) * work.w.cols;
     } else {
-      base[r] = matrix + static_cast<int64_t>(tile) * n_chunks * tile_info(kTile).bytes;
-      next[r] = 0;
+      start[r] = matrix + (static_cast<int64_t>(tile) * n_chunks + warp) * kChunkBytes;
     }
   }
-  constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
-
   Frag<kTile> w[kDepth][kRowTiles];
-  const auto load = [&](int first) {
+  const auto load = [&](int first, const uint8_t* const(&from)[kRowTiles]) {
 #pragma unroll
-    for (int u = 0; u < kDepth; ++u) {
-      const int chunk = first + u * kStreamWarps;
+    for (int u = 0; u < kDepth; ++u)
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        if (chunk < n_chunks)
-          w[u][r].load(base[r] + static_cast<int64_t>(chunk) * kChunkBytes, lane, next[r]);
-        else
-          w[u][r].zero();
-      }
-    }
+      for (int r = 0; r < kRowTiles; ++r) w[u][r].load(first + u * kWarps < n_chunks, from[r] + u * kWarps * kChunkBytes, lane, next[r]);
   };
 
-  for (int done = 0; done < rows.count; done += kCols) {
-    load(warp);
-    if (!moe && done == 0) pdl_wait();
+  for (int done = 0; done < work.count; done += kCols) {
+    const uint8_t* from[kRowTiles];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) from[r] = start[r];
+    load(warp, from);
+    if (!work.late && done == 0) pdl_wait();
     const bf16* x[kColTiles];
 #pragma unroll
     for (int n = 0; n < kColTiles; ++n) {
-      const int i = min(done + n * 8 + g, rows.count - 1);
-      int row = rows.begin + i;
-      if (rows.list != nullptr) row = rows.list[row];
-      if (a.x_by_token) row /= a.moe.top_k;
-      x[n] = static_cast<const bf16*>(a.x) + row * a.x_stride + (a.rowing == Rowing::heads ? rows.matrix * a.x_head : 0);
+      int row = work.begin + min(done + n * 8 + g, work.count - 1);
+      if (work.list != nullptr) row = work.list[row];
+      if (work.by_token) row /= a.moe.top_k;
+      x[n] = work.x + row * work.x_stride + warp * kRecordCols + c * (kTile == Tile::q6g16 ? 4 : 8);
     }
     float acc[kRowTiles][kColTiles][4] = {};
     for (int first = warp;;) {
 #pragma unroll
       for (int u = 0; u < kDepth; ++u)
-        stream_chunk<kTile, kRowTiles, kColTiles>(w[u], x, min(first + u * kStreamWarps, n_chunks - 1) * kRecordCols, c, acc);
-      first += kDepth * kStreamWarps;
+        if (first + u * kWarps < n_chunks) stream_chunk<kTile, kRowTiles, kColTiles>(w[u], x, u * kWarps * kRecordCols, acc);
+      first += kDepth * kWarps;
       if (first >= n_chunks) break;
-      load(first);
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) from[r] += kDepth * kWarps * kChunkBytes;
+#pragma unroll
+      for (int n = 0; n < kColTiles; ++n) x[n] += kDepth * kWarps * kRecordCols;
+      load(first, from);
     }
     if (done > 0) __syncthreads();
 #pragma unroll
@@ -243,30 +266,35 @@ __global__ __launch_bounds__(kStreamWarps * 32) void stream_kernel(const __grid_
         for (int i = 0; i < 4; ++i)
           reduce[(warp * kCols + n * 8 + 2 * c + (i & 1)) * (kRows + 1) + r * 16 + g + 8 * (i >> 1)] = acc[r][n][i];
     __syncthreads();
-    stream_store<kRowTiles, kColTiles>(a, rows, done, reduce);
+    stream_store<kRowTiles, kColTiles, kWarps>(a, work, done, reduce);
   }
 }
 
 template <Tile kTile, int kRowTiles, int kColTiles>
-cudaError_t launch_stream_instance(const GemmArgs& a, cudaStream_t stream) {
-  const int row_blocks = a.swiglu ? (a.w.out + 15) / 16 : ceil_div(a.w.out, kRowTiles * 16);
-  dim3 grid(static_cast<unsigned>(row_blocks));
+cudaError_t launch_stream_instance(GemmArgs a, cudaStream_t stream) {
+  constexpr int kCols = kColTiles * 8, kWarps = stream_warps(kRowTiles);
+  const int rows = a.swiglu ? 16 : kRowTiles * 16,
+            most_out = a.shared_w.data != nullptr && a.shared_w.out > a.w.out ? a.shared_w.out : a.w.out;
+  dim3 grid(static_cast<unsigned>(ceil_div(most_out, rows)));
   switch (a.rowing) {
     case Rowing::moe_inline: grid.y = static_cast<unsigned>(a.moe.n_pairs); break;
     case Rowing::moe_tiles: grid.y = static_cast<unsigned>(a.moe.max_tiles); break;
     case Rowing::heads: grid.y = static_cast<unsigned>(a.n_heads); [[fallthrough]];
-    case Rowing::dense: grid.z = static_cast<unsigned>(ceil_div(a.n_rows, kColTiles * 8)); break;
+    case Rowing::dense: grid.z = static_cast<unsigned>(ceil_div(a.n_rows, kCols)); break;
   }
-  const size_t shared = sizeof(float) * kStreamWarps * kColTiles * 8 * (kRowTiles * 16 + 1);
-  return launch(stream_kernel<kTile, kRowTiles, kColTiles>, grid, kStreamWarps * 32, shared, stream, a);
+  a.shared_at = static_cast<int>(grid.y);
+  if (a.shared_w.data != nullptr) grid.y += static_cast<unsigned>(ceil_div(a.n_rows, kCols));
+  const size_t shared = sizeof(float) * kWarps * kCols * (kRowTiles * 16 + 1);
+  return launch(stream_kernel<kTile, kRowTiles, kColTiles>, grid, kWarps * 32, shared, stream, a);
 }
 template <Tile kTile>
 cudaError_t launch_stream_format(const GemmArgs& a, int col_tiles, cudaStream_t stream) {
-  // Two row tiles halve the reading of x; small outputs need the blocks instead.
-  const bool two = a.swiglu || a.w.out >= 8192 || (a.rowing == Rowing::moe_tiles && a.w.out >= 1024);
+  const bool moe = a.rowing == Rowing::moe_inline || a.rowing == Rowing::moe_tiles;
+  const bool two = a.swiglu || a.w.out >= 8192 || (moe && a.w.out >= 1024);
   switch (col_tiles) {
     case 1: return two ? launch_stream_instance<kTile, 2, 1>(a, stream) : launch_stream_instance<kTile, 1, 1>(a, stream);
     case 2: return two ? launch_stream_instance<kTile, 2, 2>(a, stream) : launch_stream_instance<kTile, 1, 2>(a, stream);
+    case 3: return two ? launch_stream_instance<kTile, 2, 3>(a, stream) : launch_stream_instance<kTile, 1, 3>(a, stream);
     default: return two ? launch_stream_instance<kTile, 2, 4>(a, stream) : launch_stream_instance<kTile, 1, 4>(a, stream);
   }
 }

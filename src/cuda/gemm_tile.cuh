@@ -83,10 +83,8 @@ __global__ __launch_bounds__(256, 1) void tile_kernel(const __grid_constant__ Ge
   constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
   Frag<kTile> w[2][2];
   const auto load = [&](int slot, int chunk) {
-    if (chunk < n_chunks) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) w[slot][r].load(base[r] + static_cast<int64_t>(chunk) * kChunkBytes, lane, next[r]);
-    }
+    for (int r = 0; r < 2; ++r) w[slot][r].load(chunk < n_chunks, base[r] + static_cast<int64_t>(chunk) * kChunkBytes, lane, next[r]);
   };
 
   float acc[2][kColTiles][4] = {};

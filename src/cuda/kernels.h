@@ -87,7 +87,7 @@ struct GemmArgs {
   void* y = nullptr;
   bool y_is_f32 = false;
   int64_t y_stride = 0;
-  int n_rows = 0;  // T (dense, heads)
+  int n_rows = 0;  // T (dense, heads, shared expert)
   float beta = 0.0f;
   const float* bias = nullptr;  // [out] or null
   bool swiglu = false;
@@ -96,6 +96,14 @@ struct GemmArgs {
   int x_head = 0, y_head = 0;  // columns per head
   MoePlan moe;
   bool x_by_token = false;  // MoE: x row of pair p is p / top_k, otherwise p
+  // MoE, streamed: the shared expert's product over rows 0 .. n_rows - 1 in the same launch; its tile form must be that of w.
+  Segment shared_w;  // no data: none
+  const uint8_t* shared_up = nullptr;
+  const void* shared_x = nullptr;
+  int64_t shared_x_stride = 0;
+  void* shared_y = nullptr;  // of the type of y
+  int64_t shared_y_stride = 0;
+  int shared_at = 0;  // first blockIdx.y of the shared expert; set by the launcher
 };
 // Few rows: weights are streamed once. Dense formats bf16 and records.
 cudaError_t launch_gemm_stream(const GemmArgs& args, cudaStream_t stream);

@@ -1,7 +1,7 @@
 // Absorbed MLA for few query rows: MQA over latent rows of 576 whose first 512 are the values (DeepSeek-V2 section 2.1; split context as in
-// FlashDecoding). A block takes 16 heads of one row and a part of its context, 64 keys at a time: the rows come in by cp.async, two blocks
-// of them in turn; 8 warps score 8 keys each, then each weighs 64 of the 512 value columns, all repeating the cheap softmax of 16 x 64.
-// Per 64 keys: 73.7 kB from memory against 544 mma, so the reading of the cache is what limits it.
+// FlashDecoding). A block takes 16 heads of one row and a part of its context, 64 keys at a time: the rows come in by bulk copies, two
+// blocks of them in turn; 8 warps score 8 keys each, then each weighs 64 of the 512 value columns, all repeating the cheap softmax of 16
+// x 64. Per 64 keys: 73.7 kB from memory against 544 mma, so the reading of the cache is what limits it.
 #include "cuda/attend_rows.cuh"
 
 namespace cachalot::cuda {
@@ -38,47 +38,95 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
     return;
   }
 
+  // Rows of the cache come by bulk copies, 8 rows per warp, which leave the load units to the operands; sm_80 has cp.async, 4 threads a
+  // row.
+  const int* table = a.block_table + context.seq * a.table_stride;
+  const int block_tokens = a.layout.block_tokens;
+  const auto slot_of = [&](int key) {
+    return key < context.n_keys ? static_cast<int64_t>(table[key / block_tokens]) * block_tokens + key % block_tokens : int64_t{-1};
+  };
+#if __CUDA_ARCH__ >= 900
+  __shared__ uint64_t full[2];
+  if (thread == 0) {
+    barrier_init(&full[0], 1);
+    barrier_init(&full[1], 1);
+    fence_async_proxy();
+  }
+  __syncthreads();
+  const int my_key = warp * 8 + (lane & 7);
+  int64_t next_slot = slot_of(first * kKeys + my_key);
+  const auto copy = [&](int block) {
+    if (block >= last) return;
+    const int stage = (block - first) & 1;
+    bf16* to = stages + stage * (kKeys * kPitch);
+    if (thread == 0) barrier_expect(&full[stage], static_cast<uint32_t>(min(kKeys, context.n_keys - block * kKeys)) * (kK * 2));
+    if (lane < 8 && next_slot >= 0) bulk_copy(to + my_key * kPitch, static_cast<const bf16*>(a.k) + next_slot * kK, kK * 2, &full[stage]);
+    for (int r = 0; r < 8; ++r)  // rows past the context: zeros, as what lay there may be no numbers
+      if (block * kKeys + warp * 8 + r >= context.n_keys)
+        for (int u = lane; u < kK / 8; u += 32) *reinterpret_cast<uint4*>(to + (warp * 8 + r) * kPitch + u * 8) = make_uint4(0, 0, 0, 0);
+    next_slot = slot_of((block + 1) * kKeys + my_key);
+  };
+  const auto arrived = [&](int block) { barrier_wait(&full[(block - first) & 1], ((block - first) >> 1) & 1); };
+#else
+  const auto copy = [&](int block) {
+    if (block < last) {
+      const int r = thread >> 2;
+      const int64_t slot = slot_of(block * kKeys + r);
+      const bf16* from = static_cast<const bf16*>(a.k) + (slot < 0 ? 0 : slot) * kK + (thread & 3) * 8;
+      bf16* to = stages + ((block - first) & 1) * (kKeys * kPitch) + r * kPitch + (thread & 3) * 8;
+#pragma unroll
+      for (int i = 0; i < kK / 32; ++i) cp_async16(to + i * 32, from + i * 32, slot >= 0);
+    }
+    cp_async_commit();
+  };
+  const auto arrived = [&](int) {
+    cp_async_wait<1>();
+    __syncthreads();
+  };
+#endif
   const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kK;
   for (int i = thread; i < kHeads * (kK / 8); i += kThreads) {
     const int h = i / (kK / 8), u = i % (kK / 8);
     cp_async16(query + h * kPitch + u * 8, q + (head0 + h < a.heads ? h : 0) * kK + u * 8, head0 + h < a.heads);
   }
-  // Four threads copy a row.
-  const int* table = a.block_table + context.seq * a.table_stride;
-  const int block_tokens = a.layout.block_tokens;
-  const auto copy = [&](int block) {
-    if (block < last) {
-      const int r = thread >> 2, key = block * kKeys + r;
-      const bool there = key < context.n_keys;
-      const int64_t slot = there ? static_cast<int64_t>(table[key / block_tokens]) * block_tokens + key % block_tokens : 0;
-      const bf16* from = static_cast<const bf16*>(a.k) + slot * kK + (thread & 3) * 8;
-      bf16* to = stages + (block & 1) * (kKeys * kPitch) + r * kPitch + (thread & 3) * 8;
-#pragma unroll
-      for (int i = 0; i < kK / 32; ++i) cp_async16(to + i * 32, from + i * 32, there);
-    }
-    cp_async_commit();
-  };
+  cp_async_commit();
   copy(first);
   copy(first + 1);
+#if __CUDA_ARCH__ >= 900
+  cp_async_wait<0>();
+#else
+  cp_async_wait<2>();
+#endif
+  __syncthreads();
+  // Two thirds of the query stay in registers, the rest is read again for each block.
+  constexpr int kHeld = 24;  // steps of 16
+  const bf16* q_at = query + (lane & 15) * kPitch + (lane >> 4) * 8;
+  uint32_t held[kHeld][4];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) ldmatrix4(held[k], q_at + k * 16);
 
   const float scale = a.scale * 1.44269504f;  // scores in powers of two
   float acc[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
   for (int block = first; block < last; ++block) {
-    const bf16* keys = stages + (block & 1) * (kKeys * kPitch);
-    cp_async_wait<1>();
-    __syncthreads();
+    const bf16* keys = stages + ((block - first) & 1) * (kKeys * kPitch);
+    arrived(block);
     // Scores of 16 heads x 8 keys, in two chains so that the mma latency overlaps.
     float s[2][4] = {};
-    const bf16* q_at = query + (lane & 15) * kPitch + (lane >> 4) * 8;
     const bf16* k_at = keys + (warp * 8 + (lane & 7)) * kPitch + (lane >> 3) * 8;
-#pragma unroll 6
-    for (int k = 0; k < kK; k += 32) {
-      uint32_t qa[2][4], kb[4];
-      ldmatrix4(kb, k_at + k);
-      ldmatrix4(qa[0], q_at + k);
-      ldmatrix4(qa[1], q_at + k + 16);
-      mma_bf16(s[0], qa[0], kb[0], kb[1]);
-      mma_bf16(s[1], qa[1], kb[2], kb[3]);
+#pragma unroll
+    for (int k = 0; k < kK / 16; k += 2) {
+      uint32_t kb[4];
+      ldmatrix4(kb, k_at + k * 16);
+      if (k < kHeld) {
+        mma_bf16(s[0], held[k], kb[0], kb[1]);
+        mma_bf16(s[1], held[k + 1], kb[2], kb[3]);
+      } else {
+        uint32_t qa[2][4];
+        ldmatrix4(qa[0], q_at + k * 16);
+        ldmatrix4(qa[1], q_at + k * 16 + 16);
+        mma_bf16(s[0], qa[0], kb[0], kb[1]);
+        mma_bf16(s[1], qa[1], kb[2], kb[3]);
+      }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -155,26 +203,32 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
 }
 
 // A block per (row, head): the parts weighted by their shares of the softmax's sum.
+constexpr int kMaxSplits = 64;
 __global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ AttendArgs a) {
+  __shared__ float weights[kMaxSplits];
   pdl_trigger();
   pdl_wait();
-  const int row = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
-  const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV;
-  const auto lse_of = [&](int s) { return lse[static_cast<int64_t>(s * a.n_rows + row) * a.heads + head]; };
-  float largest = -INFINITY, total = 0.0f;
-  for (int s = 0; s < a.n_splits; ++s) largest = fmaxf(largest, lse_of(s));
+  const int row = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) & 31;
+  if (threadIdx.x < 32) {
+    const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV;
+    const auto lse_of = [&](int s) { return s < a.n_splits ? lse[static_cast<int64_t>(s * a.n_rows + row) * a.heads + head] : -INFINITY; };
+    const float x = lse_of(lane), y = lse_of(lane + 32), largest = warp_max(fmaxf(x, y));
+    const float wx = x == -INFINITY ? 0.0f : exp2f(x - largest), wy = y == -INFINITY ? 0.0f : exp2f(y - largest), total = warp_sum(wx + wy);
+    const float factor = total > 0.0f ? 1.0f / total : 0.0f;
+    weights[lane] = wx * factor;
+    weights[lane + 32] = wy * factor;
+  }
+  __syncthreads();
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const float* from = a.partial + (static_cast<int64_t>(row) * a.heads + head) * kV + threadIdx.x * 4;
+  const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads * kV;
+#pragma unroll 8
   for (int s = 0; s < a.n_splits; ++s) {
-    const float l = lse_of(s);
-    if (l == -INFINITY) continue;
-    const float w = exp2f(l - largest);
-    total += w;
-    const float4 x =
-        *reinterpret_cast<const float4*>(a.partial + (static_cast<int64_t>(s * a.n_rows + row) * a.heads + head) * kV + threadIdx.x * 4);
+    const float w = weights[s];
+    const float4 x = w != 0.0f ? *reinterpret_cast<const float4*>(from + s * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     v.x = fmaf(w, x.x, v.x), v.y = fmaf(w, x.y, v.y), v.z = fmaf(w, x.z, v.z), v.w = fmaf(w, x.w, v.w);
   }
-  const float factor = total > 0.0f ? 1.0f / total : 0.0f;
-  const uint2 packed = make_uint2(pack_bf16(v.x * factor, v.y * factor), pack_bf16(v.z * factor, v.w * factor));
+  const uint2 packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
   *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out.data) + row * a.out.stride + head * kV + threadIdx.x * 4) = packed;
 }
 
@@ -193,7 +247,7 @@ int mla_decode_splits(int n_rows, int heads, int max_kv) {
   const int groups = n_rows * ceil_div(heads, kHeads), blocks = ceil_div(max_kv > 0 ? max_kv : 1, kKeys);
   int best = 1;
   double best_cost = 1e30;
-  for (int s = 1; s <= 64 && s <= blocks; ++s) {
+  for (int s = 1; s <= kMaxSplits && s <= blocks; ++s) {
     const double cost = ceil_div(groups * s, 132) * (ceil_div(blocks, s) + 1.5) + (s > 1 ? 0.02 * s + 1.0 : 0.0);
     if (cost < best_cost) best_cost = cost, best = s;
   }

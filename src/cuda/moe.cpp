@@ -110,6 +110,26 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   common.x = in.data;
   common.x_stride = in.stride;
   common.x_is_f32 = x.dtype == DType::f32;
+
+  // The shared expert: in the same launches where its weights have the same form and few rows make launches dear.
+  View hs, shared;
+  Segment shared_gate, shared_down;
+  const uint8_t* shared_up = nullptr;
+  bool up_together = false, down_together = false;
+  if (experts.shared_gate_up) {
+    const CudaPacked &su = packed_of(experts.shared_gate_up), &sd = packed_of(experts.shared_down);
+    hs = temp(activation(), n_tokens, experts.shared_down.in);
+    shared = temp(DType::f32, n_tokens, y.n_cols());
+    const bool streamed = activation() == DType::bf16 && (common.rowing == Rowing::moe_inline || common.moe.tile <= 32);
+    Segment gate;
+    const uint8_t* up = nullptr;
+    up_together = streamed && halves(up_packed, experts.gate_up.out, gate, up) &&
+                  halves(su, experts.shared_gate_up.out, shared_gate, shared_up) && shared_gate.tile == gate.tile &&
+                  shared_gate.cols == gate.cols && experts.shared_gate_up.first == 0;
+    shared_down = sd.segments[0];
+    down_together = streamed && up_together && sd.segments.size() == 1 && down_packed.segments.size() == 1 &&
+                    shared_down.tile == down_form.tile && shared_down.in == shared_down.cols && !sd.bias && experts.shared_down.first == 0;
+  }
   const View h = temp(activation(), n_pairs, down_form.cols);
   if (down_form.cols != inner) check_cuda(cudaMemsetAsync(h.data, 0, static_cast<size_t>(n_pairs) * h.row_bytes(), stream_), "moe");
   Segment gate;
@@ -124,6 +144,15 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
     args.w_up = up;
     args.swiglu = true;
     args.first_matrix = experts.gate_up.first;
+    if (up_together) {
+      args.shared_w = shared_gate;
+      args.shared_up = shared_up;
+      args.shared_x = args.x;
+      args.shared_x_stride = args.x_stride;
+      args.shared_y = hs.data;
+      args.shared_y_stride = hs.stride[0];
+      args.n_rows = n_tokens;
+    }
     const bool stream = args.rowing == Rowing::moe_inline || args.moe.tile <= 32;
     done(gate.tile == Tile::f32 ? launch_gemm_simt(args, stream_)
          : stream               ? launch_gemm_stream(args, stream_)
@@ -139,15 +168,18 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   common.x = h.data;
   common.x_stride = h.stride[0];
   common.x_by_token = false;
-  grouped(experts.down, common, pairs);
-
-  View shared;
-  if (experts.shared_gate_up) {
-    const View hs = temp(activation(), n_tokens, experts.shared_down.in);
-    shared = temp(DType::f32, n_tokens, y.n_cols());
-    linear_swiglu(x, experts.shared_gate_up, hs);
+  if (shared && !up_together) linear_swiglu(x, experts.shared_gate_up, hs);
+  if (down_together && pairs.dtype == DType::f32) {
+    common.shared_w = shared_down;
+    common.shared_x = hs.data;
+    common.shared_x_stride = hs.stride[0];
+    common.shared_y = shared.data;
+    common.shared_y_stride = shared.stride[0];
+    common.n_rows = n_tokens;
+  } else if (shared) {
     linear(hs, experts.shared_down, shared, 0.0f);
   }
+  grouped(experts.down, common, pairs);
   done(launch_moe_combine(mat_of(pairs), common.moe.ids, mat_of(routing.weights), shared ? mat_of(shared) : Mat{}, mat_of(y), stream_),
        "moe");
   temp_release(mark);

@@ -1,5 +1,5 @@
 // Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
-//   cuda_bench linear | moe ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
+//   cuda_bench linear | moe ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
 #include <cstdio>
@@ -63,6 +63,7 @@ struct Bench {
   }
   // Median seconds of a replay.
   double time(const std::function<void()>& work, int replays = 9) {
+    work();
     work();
     cuda_synchronize(*ops);
     const auto graph = capture_cuda_graph(*ops, work);
@@ -339,6 +340,45 @@ void bench_model(const std::string& mix, const std::vector<int>& batches, int co
   }
 }
 
+// Each operation of a layer by itself, 24 times in a row: what it costs in a captured step, its launch included.
+void bench_ops(const std::vector<int>& batches) {
+  std::printf("%-14s %5s %9s\n", "op", "T", "us");
+  for (const int n : batches) {
+    Bench b;
+    constexpr int kRepeats = 24;
+    Ops& o = *b.ops;
+    const auto p = paged(b, kMla, n, 1, 1024, 1, false);
+    const View x = b.array(DType::f32, n, 2048), xn = b.array(DType::bf16, n, 2048), y = b.array(DType::bf16, n, 2048),
+               a = b.array(DType::bf16, n, 3648);
+    const View absorbed = b.array(DType::bf16, n, 16 * 576), result = b.array(DType::bf16, n, 16 * 512),
+               context = b.array(DType::bf16, n, 2048);
+    const View logits = b.array(DType::f32, n, 64), ids = b.array(DType::i32, n, 6, 0.0f), weights = b.array(DType::f32, n, 6);
+    const View norm = b.array(DType::f32, 1, 2048);
+    const std::vector<float> table(static_cast<size_t>(4096) * 64, 0.7f);
+    const Constant cos_sin = o.constant(table, 4096, 64);
+    const Rope rope{64, true, cos_sin.view};
+    const Linear router = b.weights(Format::f32, 64, 2048), uk = b.weights(Format::bf16, 512, 128, 16),
+                 uv = b.weights(Format::bf16, 128, 512, 16);
+    const View latent = a.cols(3072, 512), row = a.cols(3072, 576), q = a.cols(0, 3072);
+    const auto show = [&](const char* name, const std::function<void()>& call) {
+      const double t = b.time([&] {
+        for (int i = 0; i < kRepeats; ++i) call();
+      }) / kRepeats;
+      std::printf("%-14s %5d %9.2f\n", name, n, t * 1e6);
+    };
+    show("rmsnorm", [&] { o.rmsnorm(latent, norm.cols(0, 512), 1e-6f, latent); });
+    show("add_rmsnorm", [&] { o.add_rmsnorm(x, y, norm, 1e-6f, xn); });
+    show("rope q", [&] { o.rope(q.heads(16, 192), p->batch.positions, rope); });
+    show("rope k", [&] { o.rope(row.heads(1, 576), p->batch.positions, rope); });
+    show("kv_write", [&] { o.kv_write(p->layers[0], p->batch, row, {}); });
+    show("head_linear uk", [&] { o.head_linear(q, uk, absorbed); });
+    show("attend 1024", [&] { o.attend({p->layers[0], &p->batch, p->batch.decode, 0.1f}, absorbed, result); });
+    show("head_linear uv", [&] { o.head_linear(result, uv, context); });
+    show("router", [&] { o.linear(xn, router, logits); });
+    show("route", [&] { o.route(logits, {}, {.n_experts = 64, .top_k = 6}, {ids, weights}); });
+  }
+}
+
 void bench_prefill() {
   Bench b;
   std::printf("%-12s %-14s %5s %10s %9s %7s\n", "format", "out x in", "T", "us", "TFLOP/s", "share");
@@ -371,10 +411,12 @@ int run(int argc, char** argv) {
     bench_mla();
   else if (what == "prefill")
     bench_prefill();
+  else if (what == "ops")
+    bench_ops(numbers);
   else if (what == "model" && argc > 4)
     bench_model(argv[2], numbers, std::atoi(argv[3]));
   else {
-    std::printf("cuda_bench linear | moe ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
+    std::printf("cuda_bench linear | moe ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
     return 2;
   }
   return 0;

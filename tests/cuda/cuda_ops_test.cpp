@@ -66,7 +66,11 @@ class CudaCase : public testing::TestWithParam<std::tuple<DType, OpCase>> {};
 
 TEST_P(CudaCase, AgreesWithReference) {
   SKIP_WITHOUT_GPU();
-  const auto& [activation, c] = GetParam();
+  const DType activation = std::get<0>(GetParam());
+  OpCase c = std::get<1>(GetParam());
+  // In bf16 more is rounded than the case's inputs and outputs: weights without a record form, the expanded keys and values, the experts'
+  // inner rows. NMSE of a single output is no mean.
+  if (activation == DType::bf16) c.slack *= c.op == "linear" && c.quantised ? 3.0 : c.op == "attend_expanded" || c.op == "moe" ? 1.5 : 1.0;
   const CaseResult result = run_case(c, gpu(activation), reference());
   EXPECT_TRUE(result.ok) << result.text;
 }
