@@ -89,7 +89,10 @@ template <Element E>
 inline void weighted_sum(const WeightedSum& a) {
   int row = 0;
   for (; row + 4 <= a.n_rows; row += 4) weighted_sum_rows<E, 4>(a, row);
-  for (; row < a.n_rows; ++row) weighted_sum_rows<E, 1>(a, row);
+  const int rest = a.n_rows - row;
+  if (rest == 3) weighted_sum_rows<E, 3>(a, row);
+  if (rest == 2) weighted_sum_rows<E, 2>(a, row);
+  if (rest == 1) weighted_sum_rows<E, 1>(a, row);
 }
 
 }  // namespace

@@ -13,9 +13,13 @@ namespace {
 
 // Stores the four sums of rows [row, row + 4) of token t.
 inline void finish(const Product& p, int row, int n_rows, int t, F a, F b, F c, F d) {
-  alignas(16) float sums[kGroupRows];
-  reduce_add4(a, b, c, d, sums);
   float* y = p.y[t] + p.y_col + row;
+  if (p.bias == nullptr && p.beta == 0.0f && row + kGroupRows <= n_rows) {
+    reduce_add4(a, b, c, d, y);
+    return;
+  }
+  float sums[kGroupRows];
+  reduce_add4(a, b, c, d, sums);
   const int n = n_rows - row < kGroupRows ? n_rows - row : kGroupRows;
   for (int r = 0; r < n; ++r) {
     float value = sums[r];
