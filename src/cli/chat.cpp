@@ -139,11 +139,10 @@ int Chat::run() {
     }
     warned = false;
     if (message.find_first_not_of(" \t\r\n") == std::string::npos) continue;
-    if (message.front() == '/' && message.find('\n') == std::string::npos) {
+    if (message.front() == '/' && reader.was_plain_line()) {
       if (!command(message)) return kExitOk;
       continue;
     }
-    InterruptGuard::reset();
     answer(message);
   }
 }

@@ -18,7 +18,7 @@ constexpr size_t kMaxInput = 1u << 30;  // bytes
 struct TokenizeFlags {
   std::string tokenizer;
   std::vector<std::string> words;
-  bool jsonl = false, decode = false, special = false, bos = false, json = false, count = false;
+  bool jsonl = false, decode = false, special = true, bos = false, json = false, count = false;
 };
 
 std::string dump(const nlohmann::ordered_json& value) {
@@ -114,7 +114,8 @@ void add_tokenize_command(CLI::App& app, Context& context) {
   command->add_option("text", flags->words, "Text, or ids with --decode")->type_name("")->take_all();
   command->add_flag("--decode", flags->decode, "Ids to text");
   command->add_flag("--jsonl", flags->jsonl, "A JSON object per line: {\"text\"} in, {\"ids\"} out; with --decode the other way");
-  command->add_flag("--special", flags->special, "Control tokens in the text count; with --decode they are shown");
+  command->add_flag("--special,!--no-special", flags->special,
+                    "Control tokens spelled in the text count [yes]; with --decode they are shown");
   command->add_flag("--bos", flags->bos, "Begin with the BOS token");
   command->add_flag("--count", flags->count, "Print the number of tokens only");
   command->add_flag("--json", flags->json, "As JSON: count, ids, pieces");

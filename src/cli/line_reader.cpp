@@ -1,9 +1,9 @@
-// Reads by read(2), since stdio would start again after a signal.
+// Reads by poll(2) and read(2), to hear Ctrl-C while waiting.
 #include "cli/line_reader.h"
 
-#include <fmt/format.h>
-
+#include <poll.h>
 #include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 
@@ -15,6 +15,15 @@ namespace {
 
 constexpr size_t kMaxMessage = 64u << 20;  // bytes
 constexpr std::string_view kFence = "\"\"\"";
+
+// False when Ctrl-C was pressed.
+bool wait_for_input() {
+  while (InterruptGuard::count() == 0) {
+    pollfd inputs[2] = {{STDIN_FILENO, POLLIN, 0}, {InterruptGuard::descriptor(), POLLIN, 0}};
+    if (::poll(inputs, 2, -1) > 0 && inputs[1].revents == 0) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -35,13 +44,13 @@ LineReader::Result LineReader::read_line(std::string& line) {
       return Result::line;
     }
     searched = buffer_.size();
-    char chunk[4096];
-    const ssize_t n = ::read(STDIN_FILENO, chunk, sizeof chunk);
-    if (n < 0 && errno == EINTR) {
-      if (InterruptGuard::count() == 0) continue;
+    if (!wait_for_input()) {
       buffer_.clear();
       return Result::interrupted;
     }
+    char chunk[4096];
+    const ssize_t n = ::read(STDIN_FILENO, chunk, sizeof chunk);
+    if (n < 0 && errno == EINTR) continue;
     if (n <= 0)
       end_ = true;
     else
@@ -65,6 +74,7 @@ LineReader::Result LineReader::read_message(std::string& message, const char* mo
   Result result = read_line(line);
   message.clear();
   if (result != Result::line) return result;
+  plain_ = !line.starts_with(kFence) && !line.ends_with('\\');
 
   if (line.starts_with(kFence)) {
     line.erase(0, kFence.size());

@@ -1,21 +1,31 @@
 // Terminal, memory and signals by POSIX calls.
 #include "cli/process.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <csignal>
 
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "base/error.h"
 #include "cli/commands.h"
 
 namespace cachalot {
 namespace {
 
 volatile std::sig_atomic_t g_interrupts = 0;
+int g_pipe[2] = {-1, -1};
 struct sigaction g_previous;
 
 void on_interrupt(int) {
   g_interrupts = g_interrupts + 1;
   if (g_interrupts >= 4) _exit(kExitInterrupted);
+  const int saved = errno;
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t written = write(g_pipe[1], &byte, 1);
+  errno = saved;
 }
 
 }  // namespace
@@ -32,13 +42,28 @@ size_t peak_memory_bytes() {
 
 InterruptGuard::InterruptGuard() {
   g_interrupts = 0;
+  if (pipe2(g_pipe, O_NONBLOCK | O_CLOEXEC) != 0) fail("cannot make a pipe: {}", std::strerror(errno));
   struct sigaction action {};
-  action.sa_handler = on_interrupt;  // without SA_RESTART: a read at the prompt returns
+  action.sa_handler = on_interrupt;
+  action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, &g_previous);
 }
-InterruptGuard::~InterruptGuard() { sigaction(SIGINT, &g_previous, nullptr); }
+
+InterruptGuard::~InterruptGuard() {
+  sigaction(SIGINT, &g_previous, nullptr);
+  close(g_pipe[0]);
+  close(g_pipe[1]);
+}
+
 int InterruptGuard::count() { return g_interrupts; }
-void InterruptGuard::reset() { g_interrupts = 0; }
+int InterruptGuard::descriptor() { return g_pipe[0]; }
+
+void InterruptGuard::reset() {
+  char bytes[16];
+  while (read(g_pipe[0], bytes, sizeof bytes) > 0) {
+  }
+  g_interrupts = 0;
+}
 
 }  // namespace cachalot

@@ -21,6 +21,8 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
   [[nodiscard]] static int count();
+  // Readable from a Ctrl-C until reset(): for poll(), which a signal need not wake, as any thread may get it.
+  [[nodiscard]] static int descriptor();
   static void reset();
 };
 
