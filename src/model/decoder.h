@@ -53,7 +53,7 @@ using KvLayers = std::span<const KvLayer>;
 
 struct LoadOptions {
   int max_positions = 0;       // rows of the rope table; 0 takes the model's own limit
-  bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of bf16
+  bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of f16
   std::function<void(size_t done_bytes, size_t total_bytes)> progress;
 };
 

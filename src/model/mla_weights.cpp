@@ -1,14 +1,21 @@
 // Splitting kv_b into per-head k and v parts, and joining them again.
 #include "model/mla_weights.h"
 
+#include <algorithm>
+#include <cmath>
+#include <span>
+
 #include "base/error.h"
 
 namespace cachalot {
 namespace {
 
-Format derived_format(Format stored, bool exact) {
+// f16 keeps three bits more than bf16 of what a quantized matrix says; bf16 is for the odd one that f16 cannot reach.
+Format derived_format(Format stored, bool exact, std::span<const float> values) {
   if (stored == Format::f32 || stored == Format::f16 || stored == Format::bf16) return stored;
-  return exact ? Format::f32 : Format::bf16;
+  if (exact) return Format::f32;
+  const bool within_f16 = std::all_of(values.begin(), values.end(), [](float v) { return std::abs(v) < 60000.0f; });
+  return within_f16 ? Format::f16 : Format::bf16;
 }
 
 // Rows of kv_b: for each head, nope rows of K, then v_dim rows of V.
@@ -26,15 +33,15 @@ void split(const MlaDims& d, bool exact, MlaSources& s) {
     for (int v = 0; v < d.v_dim; ++v)
       dequant_row(s.kv_b, 0, h * per_head + d.nope + v, uv.data() + (static_cast<size_t>(h) * V + static_cast<size_t>(v)) * R);
   }
-  const Format format = derived_format(s.kv_b.format, exact);
-  s.uk_t = make_linear_source(s.kv_b.name + " (k, transposed)", format, uk_t, d.n_heads, d.kv_rank, d.nope);
+  s.uk_t =
+      make_linear_source(s.kv_b.name + " (k, transposed)", derived_format(s.kv_b.format, exact, uk_t), uk_t, d.n_heads, d.kv_rank, d.nope);
   // V rows keep their bytes where a head's rows can be cut out of the stored matrix.
   if (s.kv_b.format != Format::fp8_block || (per_head % kFp8Block == 0 && d.nope % kFp8Block == 0)) {
     s.uv = slice_rows(s.kv_b, d.nope, d.v_dim);
     s.uv.name = s.kv_b.name + " (v)";
     for (int h = 1; h < d.n_heads; ++h) s.uv.matrices.push_back(slice_rows(s.kv_b, h * per_head + d.nope, d.v_dim).matrices[0]);
   } else {
-    s.uv = make_linear_source(s.kv_b.name + " (v)", format, uv, d.n_heads, d.v_dim, d.kv_rank);
+    s.uv = make_linear_source(s.kv_b.name + " (v)", derived_format(s.kv_b.format, exact, uv), uv, d.n_heads, d.v_dim, d.kv_rank);
   }
 }
 
@@ -50,8 +57,8 @@ void join(const MlaDims& d, bool exact, MlaSources& s) {
     }
     for (int v = 0; v < d.v_dim; ++v) dequant_row(s.uv, h, v, head + (P + static_cast<size_t>(v)) * R);
   }
-  s.kv_b =
-      make_linear_source(s.uv.name + " (joined)", derived_format(s.uk_t.format, exact), kv_b, 1, static_cast<int>(H * (P + V)), d.kv_rank);
+  s.kv_b = make_linear_source(s.uv.name + " (joined)", derived_format(s.uk_t.format, exact, kv_b), kv_b, 1, static_cast<int>(H * (P + V)),
+                              d.kv_rank);
 }
 
 }  // namespace
