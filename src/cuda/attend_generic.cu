@@ -49,7 +49,7 @@ __device__ float2 attend_keys(const float* q, int q_dim, int v_dim, int n, float
 template <typename Kv, typename Act>
 __global__ __launch_bounds__(kWarps * 32) void paged_kernel(const __grid_constant__ AttendArgs a) {
   __shared__ float q[kMaxQ], merge[kWarps * (kMaxV + 2)], sum[kMaxV];
-  __shared__ int found[2];
+  __shared__ int found[3];
   pdl_trigger();
   pdl_wait();
   const int row = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);

@@ -14,6 +14,8 @@ namespace cachalot::cuda {
 struct CudaPacked final : Packed {
   const void* owner = nullptr;    // the Ops that packed it
   std::vector<Segment> segments;  // one after the other along y
+  // Of a single f32 segment: its values as a bf16 part and a bf16 rest, for the tensor cores (17 bits of the 24).
+  std::vector<Segment> halves;
   std::vector<Buffer> memory;
   size_t n_bytes = 0;
   Buffer bias;  // f32 [out], or null
@@ -72,6 +74,7 @@ class CudaOps final : public Ops {
   // pack.cpp
   [[nodiscard]] Tile tile_for(const LinearSource& source) const;
   void pack_segment(const LinearSource& source, const Segment& segment);
+  void pack_halves(std::span<const LinearSource> sources, CudaPacked& packed);
   void pack_dense(const LinearSource& source, const Segment& segment, int matrix);
 
   // linear.cpp
@@ -83,6 +86,7 @@ class CudaOps final : public Ops {
   };
   Input input_for(const Segment& segment, View x, int heads, int head_cols);
   void multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x);
+  void multiply_halves(const GemmArgs& args, const CudaPacked& packed, View x);
   static GemmArgs output_of(View y, int col);
   // The gate and up halves of a fused product, when one kernel can take both.
   static bool halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up);

@@ -31,16 +31,28 @@ __global__ __launch_bounds__(kNormThreads) void rmsnorm_kernel(const In* x, int6
                                                                int64_t y_stride, int n) {
   __shared__ float shared[33];
   pdl_trigger();
+  const int thread = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+  float weight[kNormValues], v[kNormValues];
+#pragma unroll
+  for (int i = 0; i < kNormValues; ++i) weight[i] = i * step + thread < n ? w[i * step + thread] : 0.0f;
   pdl_wait();
   x += blockIdx.x * x_stride + static_cast<int64_t>(blockIdx.y) * n;
   y += blockIdx.x * y_stride + static_cast<int64_t>(blockIdx.y) * n;
   float sum = 0.0f;
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
-    const float v = to_f32(x[i]);
-    sum += v * v;
+#pragma unroll
+  for (int i = 0; i < kNormValues; ++i) {
+    v[i] = i * step + thread < n ? to_f32(x[i * step + thread]) : 0.0f;
+    sum += v[i] * v[i];
+  }
+  for (int i = kNormValues * step + thread; i < n; i += step) {
+    const float u = to_f32(x[i]);
+    sum += u * u;
   }
   const float factor = rsqrtf(block_sum(sum, shared) / static_cast<float>(n) + eps);
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) y[i] = from_f32<Out>(to_f32(x[i]) * factor * w[i]);
+#pragma unroll
+  for (int i = 0; i < kNormValues; ++i)
+    if (i * step + thread < n) y[i * step + thread] = from_f32<Out>(v[i] * factor * weight[i]);
+  for (int i = kNormValues * step + thread; i < n; i += step) y[i] = from_f32<Out>(to_f32(x[i]) * factor * w[i]);
 }
 
 template <typename Delta, typename Out>
@@ -110,16 +122,20 @@ template <typename T>
 __global__ void rope_kernel(T* x, int64_t stride, int heads, int head_dim, int64_t head_stride, const int* pos, const float* cos_sin,
                             int64_t table_stride, int dim, bool interleaved) {
   pdl_trigger();
-  pdl_wait();
-  const int row = static_cast<int>(blockIdx.x), half = dim / 2, p = pos[row];
-  if (p < 0) return;  // padding
+  const int row = static_cast<int>(blockIdx.x), half = dim / 2, p = pos[row];  // written by the host between steps
+  if (p < 0) {  // padding; a kernel that nobody waits in could end before the one before it
+    pdl_wait();
+    return;
+  }
   const float* table = cos_sin + p * table_stride;
   for (int i = static_cast<int>(threadIdx.x); i < heads * half; i += static_cast<int>(blockDim.x)) {
     const int head = i / half, j = i % half;
     T* to = x + row * stride + head * head_stride + head_dim - dim;
     T* first = to + (interleaved ? 2 * j : j);
     T* second = to + (interleaved ? 2 * j + 1 : j + half);
-    const float a = to_f32(*first), b = to_f32(*second), cos = table[j], sin = table[half + j];
+    const float cos = table[j], sin = table[half + j];
+    if (i < static_cast<int>(blockDim.x)) pdl_wait();
+    const float a = to_f32(*first), b = to_f32(*second);
     *first = from_f32<T>(a * cos - b * sin);
     *second = from_f32<T>(a * sin + b * cos);
   }
@@ -128,8 +144,8 @@ __global__ void rope_kernel(T* x, int64_t stride, int heads, int head_dim, int64
 template <typename In, typename Out>
 __global__ void kv_write_kernel(Out* pages, const int* slots, const In* x, int64_t stride, int n) {
   pdl_trigger();
+  const int slot = slots[blockIdx.x];  // written by the host between steps
   pdl_wait();
-  const int slot = slots[blockIdx.x];
   if (slot < 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
     pages[static_cast<int64_t>(slot) * n + i] = from_f32<Out>(to_f32(x[blockIdx.x * stride + i]));

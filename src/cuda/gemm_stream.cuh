@@ -122,7 +122,7 @@ __device__ inline void inline_rows(const MoePlan& plan, int* list, StreamWork& w
 }
 
 // All threads of the block call. pair_list: kInlinePairs ints of shared memory.
-__device__ __forceinline__ StreamWork resolve_work(const GemmArgs& a, int n_cols, int* pair_list) {
+__device__ __forceinline__ StreamWork resolve_work(const GemmArgs& a, int block_rows, int n_cols, int* pair_list) {
   StreamWork work{a.w, a.w_up, static_cast<const bf16*>(a.x), a.x_stride, a.y, a.y_stride};
   const int slot = static_cast<int>(blockIdx.y);
   switch (a.rowing) {
@@ -142,6 +142,7 @@ __device__ __forceinline__ StreamWork resolve_work(const GemmArgs& a, int n_cols
         return {a.shared_w, a.shared_up, static_cast<const bf16*>(a.shared_x), a.shared_x_stride, a.shared_y, a.shared_y_stride,
                 0,          begin,       min(n_cols, a.n_rows - begin)};
       }
+      if (static_cast<int>(blockIdx.x) * block_rows >= a.w.out) return work;
       pdl_wait();
       work.late = true;
       work.by_token = a.x_by_token;
@@ -189,20 +190,30 @@ __device__ __forceinline__ void stream_store(const GemmArgs& a, const StreamWork
 
 // More rows of W per warp cost fewer instructions per weight; fewer give more blocks.
 constexpr int stream_warps(int row_tiles) { return row_tiles == 2 ? 4 : 8; }
+constexpr int stream_depth(Tile tile, int row_tiles, int col_tiles) {
+  if (tile == Tile::bf16 || tile_info(tile).code_bits == 8) return col_tiles > 2 ? 2 / row_tiles : 4 / row_tiles;
+  return row_tiles == 2 || col_tiles > 2 ? 2 : 4;
+}
+// Blocks per multiprocessor that the registers must allow.
+constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles) {
+  if (row_tiles == 2) return col_tiles > 2 ? 3 : (tile == Tile::bf16 ? 4 : 5) - (col_tiles - 1);
+  return col_tiles == 1 && tile != Tile::bf16 ? 3 : 2;
+}
 constexpr int kInlineList = 64;
 
 template <Tile kTile, int kRowTiles, int kColTiles>
-__global__ __launch_bounds__(stream_warps(kRowTiles) * 32) void stream_kernel(const __grid_constant__ GemmArgs a) {
+__global__ __launch_bounds__(stream_warps(kRowTiles) * 32,
+                             stream_blocks(kTile, kRowTiles, kColTiles)) void stream_kernel(const __grid_constant__ GemmArgs a) {
   constexpr int kWarps = stream_warps(kRowTiles), kRows = kRowTiles * 16, kCols = kColTiles * 8;
-  // Chunks in flight per warp: about 64 registers of weights.
-  constexpr int kDepth = kTile == Tile::bf16 || tile_info(kTile).code_bits == 8 ? 4 / kRowTiles : 4;
+  constexpr int kDepth = stream_depth(kTile, kRowTiles, kColTiles);  // chunks in flight per warp
   constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
   extern __shared__ float reduce[];
   __shared__ int pair_list[kInlineList];
   pdl_trigger();
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, c = lane & 3;
-  const StreamWork work = resolve_work(a, kCols, pair_list);
-  if (work.count <= 0 || static_cast<int>(blockIdx.x) * (a.swiglu ? 16 : kRows) >= work.w.out) return;
+  const int block_rows = a.swiglu ? 16 : kRows;
+  const StreamWork work = resolve_work(a, block_rows, kCols, pair_list);
+  if (work.count <= 0 || static_cast<int>(blockIdx.x) * block_rows >= work.w.out) return;
   const int n_chunks = work.w.cols / kRecordCols;
 
   // Row tiles of this block; the second is the up half with swiglu, else the next 16 rows. Pointers to this warp's first chunk.
@@ -222,19 +233,16 @@ __global__ __launch_bounds__(stream_warps(kRowTiles) * 32) void stream_kernel(co
       start[r] = matrix + (static_cast<int64_t>(tile) * n_chunks + warp) * kChunkBytes;
     }
   }
+  // A ring of kDepth chunks per warp: each slot is loaded again as soon as it has been used.
   Frag<kTile> w[kDepth][kRowTiles];
-  const auto load = [&](int first, const uint8_t* const(&from)[kRowTiles]) {
-#pragma unroll
-    for (int u = 0; u < kDepth; ++u)
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) w[u][r].load(first + u * kWarps < n_chunks, from[r] + u * kWarps * kChunkBytes, lane, next[r]);
-  };
-
   for (int done = 0; done < work.count; done += kCols) {
     const uint8_t* from[kRowTiles];
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) from[r] = start[r];
-    load(warp, from);
+    for (int r = 0; r < kRowTiles; ++r) {
+      from[r] = start[r];
+#pragma unroll
+      for (int u = 0; u < kDepth; ++u) w[u][r].load(warp + u * kWarps < n_chunks, from[r] + u * kWarps * kChunkBytes, lane, next[r]);
+    }
     if (!work.late && done == 0) pdl_wait();
     const bf16* x[kColTiles];
 #pragma unroll
@@ -245,17 +253,18 @@ __global__ __launch_bounds__(stream_warps(kRowTiles) * 32) void stream_kernel(co
       x[n] = work.x + row * work.x_stride + warp * kRecordCols + c * (kTile == Tile::q6g16 ? 4 : 8);
     }
     float acc[kRowTiles][kColTiles][4] = {};
-    for (int first = warp;;) {
+    for (int first = warp; first < n_chunks; first += kDepth * kWarps) {
 #pragma unroll
-      for (int u = 0; u < kDepth; ++u)
+      for (int u = 0; u < kDepth; ++u) {
         if (first + u * kWarps < n_chunks) stream_chunk<kTile, kRowTiles, kColTiles>(w[u], x, u * kWarps * kRecordCols, acc);
-      first += kDepth * kWarps;
-      if (first >= n_chunks) break;
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r)
+          w[u][r].load(first + (kDepth + u) * kWarps < n_chunks, from[r] + (kDepth + u) * kWarps * kChunkBytes, lane, next[r]);
+      }
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) from[r] += kDepth * kWarps * kChunkBytes;
 #pragma unroll
       for (int n = 0; n < kColTiles; ++n) x[n] += kDepth * kWarps * kRecordCols;
-      load(first, from);
     }
     if (done > 0) __syncthreads();
 #pragma unroll
@@ -267,6 +276,12 @@ __global__ __launch_bounds__(stream_warps(kRowTiles) * 32) void stream_kernel(co
           reduce[(warp * kCols + n * 8 + 2 * c + (i & 1)) * (kRows + 1) + r * 16 + g + 8 * (i >> 1)] = acc[r][n][i];
     __syncthreads();
     stream_store<kRowTiles, kColTiles, kWarps>(a, work, done, reduce);
+    if (a.tail > 0 && blockIdx.x == 0) {  // heads: what follows the columns of each head
+      for (int i = static_cast<int>(threadIdx.x); i < a.tail * work.count; i += kWarps * 32) {
+        const int row = work.begin + i / a.tail, j = i % a.tail;
+        static_cast<bf16*>(work.y)[row * work.y_stride + a.w.out + j] = work.x[row * work.x_stride + a.w.in + j];
+      }
+    }
   }
 }
 

@@ -94,6 +94,7 @@ struct GemmArgs {
   Rowing rowing = Rowing::dense;
   int n_heads = 1;
   int x_head = 0, y_head = 0;  // columns per head
+  int tail = 0;                // heads, streamed, y in bf16: numbers copied behind each head\'s columns
   MoePlan moe;
   bool x_by_token = false;  // MoE: x row of pair p is p / top_k, otherwise p
   // MoE, streamed: the shared expert's product over rows 0 .. n_rows - 1 in the same launch; its tile form must be that of w.

@@ -42,6 +42,17 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   done(launch_gemm_tile(args, stream_), "linear");
 }
 
+void CudaOps::multiply_halves(const GemmArgs& common, const CudaPacked& packed, View x) {
+  for (size_t i = 0; i < packed.halves.size(); ++i) {
+    GemmArgs args = common;
+    const Input in = input_for(packed.halves[i], x, 1, x.n_cols());
+    args.x = in.data;
+    args.x_stride = in.stride;
+    if (i > 0) args.beta = 1.0f, args.bias = nullptr;
+    multiply(args, packed.halves[i], Linear{}, x);
+  }
+}
+
 void CudaOps::linear(View x, const Linear& w, View y, float beta) {
   const CudaPacked& packed = packed_of(w);
   CACHALOT_CHECK(w.n_matrices == 1 && x.n_cols() == w.in && y.n_cols() == w.out && x.n_rows() == y.n_rows(),
@@ -56,7 +67,10 @@ void CudaOps::linear(View x, const Linear& w, View y, float beta) {
     args.x_stride = in.stride;
     args.beta = beta;
     args.bias = packed.bias ? static_cast<const float*>(packed.bias.get()) + col : nullptr;
-    multiply(args, segment, w, x);
+    if (!packed.halves.empty() && args.n_rows > kStreamRows && args.y_is_f32 && x.dtype == DType::bf16)
+      multiply_halves(args, packed, x);
+    else
+      multiply(args, segment, w, x);
     col += segment.out;
   }
   temp_release(mark);
@@ -118,8 +132,11 @@ void CudaOps::head_linear(View x, const Linear& w, View y) {
   args.y_head = w.out + tail;
   args.rowing = Rowing::heads;
   args.n_heads = heads;
+  const bool tail_inside =
+      tail > 0 && in.data == x.data && segment.tile != Tile::f32 && y.dtype == DType::bf16 && streams(args.n_rows, segment.out);
+  if (tail_inside) args.tail = tail;
   multiply(args, segment, w, x);
-  if (tail > 0) done(launch_copy_tails(mat_of(x), mat_of(y), heads, w.in, w.out, tail, stream_), "head_linear");
+  if (tail > 0 && !tail_inside) done(launch_copy_tails(mat_of(x), mat_of(y), heads, w.in, w.out, tail, stream_), "head_linear");
   temp_release(mark);
 }
 

@@ -13,12 +13,11 @@ constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
 
 __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_constant__ AttendArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ int found[2];
+  __shared__ int found[3];
   bf16* query = reinterpret_cast<bf16*>(shared);                                     // [16][584]
   bf16* stages = reinterpret_cast<bf16*>(shared + kQueryBytes);                      // [2][64][584]
   float* scores = reinterpret_cast<float*>(shared + kQueryBytes + 2 * kStageBytes);  // [16][72]
   pdl_trigger();
-  pdl_wait();
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int row = static_cast<int>(blockIdx.x), head0 = static_cast<int>(blockIdx.y) * kHeads, split = static_cast<int>(blockIdx.z);
   const RowContext context = find_row(a, row, found);
@@ -29,6 +28,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
       a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV + static_cast<int64_t>(split * a.n_rows + row) * a.heads;
   bf16* out = static_cast<bf16*>(a.out.data) + row * a.out.stride;
   if (first >= last) {
+    pdl_wait();
     if (a.n_splits > 1) {
       if (thread < kHeads && head0 + thread < a.heads) part_lse[head0 + thread] = -INFINITY;
     } else {
@@ -84,19 +84,18 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
     __syncthreads();
   };
 #endif
+  // Blocks that earlier steps wrote need not wait for the kernels before this one.
+  const bool early = (first + 2) * kKeys <= context.n_old;
+  if (early) copy(first), copy(first + 1);
+  pdl_wait();
   const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kK;
   for (int i = thread; i < kHeads * (kK / 8); i += kThreads) {
     const int h = i / (kK / 8), u = i % (kK / 8);
     cp_async16(query + h * kPitch + u * 8, q + (head0 + h < a.heads ? h : 0) * kK + u * 8, head0 + h < a.heads);
   }
   cp_async_commit();
-  copy(first);
-  copy(first + 1);
-#if __CUDA_ARCH__ >= 900
+  if (!early) copy(first), copy(first + 1);
   cp_async_wait<0>();
-#else
-  cp_async_wait<2>();
-#endif
   __syncthreads();
   // Two thirds of the query stay in registers, the rest is read again for each block.
   constexpr int kHeld = 24;  // steps of 16

@@ -129,6 +129,30 @@ void CudaOps::pack_segment(const LinearSource& source, const Segment& segment) {
   }
 }
 
+void CudaOps::pack_halves(std::span<const LinearSource> sources, CudaPacked& packed) {
+  const Segment& whole = packed.segments[0];
+  const int cols = padded(whole.in);
+  const int64_t bytes = segment_matrix_bytes(Tile::bf16, whole.out, cols);
+  std::vector<uint16_t> high(static_cast<size_t>(bytes) / 2), low(high.size());
+  std::vector<float> row(static_cast<size_t>(whole.in));
+  size_t at = 0;
+  for (const LinearSource& s : sources) {
+    for (int r = 0; r < s.out; ++r, at += static_cast<size_t>(cols)) {
+      dequant_row(s, 0, r, row.data());
+      for (size_t k = 0; k < row.size(); ++k) {
+        high[at + k] = f32_to_bf16(row[k]);
+        low[at + k] = f32_to_bf16(row[k] - bf16_to_f32(high[at + k]));
+      }
+    }
+  }
+  for (const auto* half : {&high, &low}) {
+    packed.memory.push_back(alloc(static_cast<size_t>(bytes)));
+    packed.n_bytes += static_cast<size_t>(bytes);
+    upload(packed.memory.back().get(), half->data(), static_cast<size_t>(bytes));
+    packed.halves.push_back({static_cast<const uint8_t*>(packed.memory.back().get()), Tile::bf16, whole.out, whole.in, cols, bytes});
+  }
+}
+
 Linear CudaOps::pack(std::span<const LinearSource> row_segments) {
   not_in_forward("packing");
   CACHALOT_CHECK(!row_segments.empty());
@@ -170,6 +194,8 @@ Linear CudaOps::pack(std::span<const LinearSource> row_segments) {
     std::copy(s.bias.begin(), s.bias.end(), bias.begin() + (has_bias ? row : 0));
     row += s.out;
   }
+  if (options_.activation == DType::bf16 && packed->segments.size() == 1 && packed->segments[0].tile == Tile::f32)
+    pack_halves(row_segments, *packed);
   if (has_bias) {
     packed->bias = alloc(bias.size() * sizeof(float));
     upload(packed->bias.get(), bias.data(), bias.size() * sizeof(float));

@@ -30,7 +30,67 @@ __device__ int warp_largest(const float* values, const bool* taken, int n, int l
   return index;
 }
 
-// One warp per token.
+// The order of floats as unsigned integers; NaN below everything.
+__device__ __forceinline__ uint32_t ordered(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return isnan(v) ? 0u : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The choice without groups of up to 32 kEach experts, one warp per token, all in registers: lane l holds experts l, l + 32, ...
+template <int kEach>
+__global__ void route_plain_kernel(const RouteArgs a) {
+  pdl_trigger();
+  const int t = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x);
+  float bias[kEach], score[kEach];
+  uint32_t choice[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) bias[i] = a.bias != nullptr && i * 32 + lane < a.n_experts ? a.bias[i * 32 + lane] : 0.0f;
+  pdl_wait();
+  float highest = -INFINITY, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    score[i] = i * 32 + lane < a.n_experts ? a.logits[t * a.logits_stride + i * 32 + lane] : -INFINITY;
+    highest = fmaxf(highest, score[i]);
+  }
+  if (!a.sigmoid) highest = warp_max(highest);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    score[i] = a.sigmoid ? 1.0f / (1.0f + expf(-score[i])) : expf(score[i] - highest);
+    total += score[i];
+  }
+  if (!a.sigmoid) total = warp_sum(total);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (!a.sigmoid) score[i] /= total;
+    choice[i] = i * 32 + lane < a.n_experts ? ordered(score[i] + bias[i]) + 1u : 0u;  // 0: not there, or taken
+  }
+  float sum = 0.0f, mine = 0.0f;
+  int my_id = -1;
+  for (int k = 0; k < a.top_k; ++k) {
+    uint32_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) best = choice[i] > best ? choice[i] : best;
+    best = __reduce_max_sync(~0u, best);
+    uint32_t id = ~0u;
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i)
+      if (choice[i] == best) id = static_cast<uint32_t>(i * 32 + lane);
+    id = __reduce_min_sync(~0u, id);
+    float value = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (id == static_cast<uint32_t>(i * 32 + lane)) value = score[i], choice[i] = 0;
+    value = __shfl_sync(~0u, value, static_cast<int>(id & 31u));
+    sum += value;
+    if (lane == k) mine = value, my_id = static_cast<int>(id);
+  }
+  if (lane < a.top_k) {
+    a.ids[t * a.ids_stride + lane] = my_id;
+    a.weights[t * a.weights_stride + lane] = mine * (a.scale / (a.normalise ? sum + 1e-20f : 1.0f));
+  }
+}
+
+// One warp per token, any number of experts, with groups.
 __global__ void route_kernel(const RouteArgs a) {
   extern __shared__ float shared[];  // scores, choice [n_experts], group scores [n_group]; then flags
   pdl_trigger();
@@ -145,6 +205,9 @@ __global__ void combine_kernel(const In* pairs, int64_t pair_stride, const int* 
 
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
   if (args.n_experts > kMaxExperts || args.top_k > 32) return cudaErrorInvalidValue;
+  if (args.group_score == 0 && args.n_experts <= 256)
+    return launch(args.n_experts <= 64 ? route_plain_kernel<2> : route_plain_kernel<8>, dim3(static_cast<unsigned>(args.n_tokens)), 32, 0,
+                  stream, args);
   const size_t shared = (2 * static_cast<size_t>(args.n_experts) + static_cast<size_t>(args.n_group)) * 5 + 16;
   return launch(route_kernel, dim3(static_cast<unsigned>(args.n_tokens)), 32, shared, stream, args);
 }

@@ -44,7 +44,7 @@ struct Bench {
   // n_matrices copies of one matrix, whose rows repeat 512 random ones.
   Linear weights(Format format, int out, int in, int n_matrices = 1) {
     const int n = std::min(out, 512);
-    const LinearSource part = random_source({.format = format, .out = n, .in = in, .group = format == Format::int4_planar ? 128 : 0}, 3);
+    const LinearSource part = random_source({.format = format, .out = n, .in = in, .group = format == Format::int4_planar ? (in % 128 == 0 ? 128 : 64) : 0}, 3);
     const auto repeat = [&](std::span<const std::byte> bytes, size_t total_rows, size_t part_rows) {
       std::vector<std::byte> all(bytes.size() / part_rows * total_rows);
       for (size_t at = 0; at < all.size(); at += bytes.size())
