@@ -1,11 +1,13 @@
-// Every golden checkpoint through RefOps: logits, hidden states and greedy text against the reference; and each pair of paths that must
-// agree: chunk sizes, block sizes, absorbed and expanded attention.
+// Every golden checkpoint through RefOps and CpuOps: logits, hidden states and greedy text against the reference; and each pair of paths
+// that must agree: chunk sizes, block sizes, absorbed and expanded attention.
 #include "support/golden.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
+#include "cpu/cpu_ops.h"
 #include "ops/ref_ops.h"
 #include "ops/trace_ops.h"
 #include "runtime/generator.h"
@@ -14,23 +16,37 @@
 namespace cachalot::test {
 namespace {
 
-constexpr float kRefTolerance = 2e-5f;  // of the largest |logit|
-
-class GoldenModel : public testing::TestWithParam<std::string> {
- protected:
-  [[nodiscard]] std::filesystem::path folder() const { return testdata("golden/" + GetParam()); }
+struct Backend {
+  const char* name;
+  std::function<std::unique_ptr<Ops>()> make;
+  float tolerance;   // against the reference, as a share of the largest |value|
+  float path_error;  // between two ways to the same result
 };
-
-TEST_P(GoldenModel, LogitsThroughRefOps) {
-  const Golden golden = read_golden(folder());
-  TestModel model = load_model(folder(), make_ref_ops());
-  ASSERT_EQ(model.config.vocab, golden.vocab);
-  EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids), golden.logits), kRefTolerance * max_abs(golden.logits));
+const Backend& ref_backend() {
+  static const Backend backend{"ref", make_ref_ops, 2e-5f, 2e-6f};
+  return backend;
+}
+const Backend& cpu_backend() {
+  static const Backend backend{"cpu", [] { return make_cpu_ops({}); }, 1e-4f, 2e-5f};
+  return backend;
 }
 
-TEST_P(GoldenModel, HiddenStatesThroughRefOps) {
+class GoldenModel : public testing::TestWithParam<std::tuple<std::string, const Backend*>> {
+ protected:
+  [[nodiscard]] std::filesystem::path folder() const { return testdata("golden/" + std::get<0>(GetParam())); }
+  [[nodiscard]] const Backend& backend() const { return *std::get<1>(GetParam()); }
+};
+
+TEST_P(GoldenModel, Logits) {
   const Golden golden = read_golden(folder());
-  TestModel model = load_model(folder(), make_ref_ops());
+  TestModel model = load_model(folder(), backend().make());
+  ASSERT_EQ(model.config.vocab, golden.vocab);
+  EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids), golden.logits), backend().tolerance * max_abs(golden.logits));
+}
+
+TEST_P(GoldenModel, HiddenStates) {
+  const Golden golden = read_golden(folder());
+  TestModel model = load_model(folder(), backend().make());
   std::vector<std::vector<float>> hidden;
   int n_norms = 0;
   const auto keep = [&](View x) {
@@ -52,13 +68,13 @@ TEST_P(GoldenModel, HiddenStatesThroughRefOps) {
     if (l + 1 == golden.n_hidden && !model.config.mla) break;
     const std::vector<float> want(golden.hidden.begin() + static_cast<ptrdiff_t>(layer_size) * l,
                                   golden.hidden.begin() + static_cast<ptrdiff_t>(layer_size) * (l + 1));
-    EXPECT_LE(max_abs_difference(hidden[static_cast<size_t>(l)], want), kRefTolerance * max_abs(want)) << "layer " << l;
+    EXPECT_LE(max_abs_difference(hidden[static_cast<size_t>(l)], want), backend().tolerance * max_abs(want)) << "layer " << l;
   }
 }
 
 TEST_P(GoldenModel, GreedyIds) {
   const Golden golden = read_golden(folder());
-  TestModel model = load_model(folder(), make_ref_ops());
+  TestModel model = load_model(folder(), backend().make());
   Generator generator(*model.ops, model.decoder, {.max_context = 64, .chunk = 16});
   GenerationRequest request{.prompt = {golden.greedy.begin(), golden.greedy.begin() + 16}, .max_tokens = 24, .ignore_eos = true};
   request.sampling.temperature = 0;
@@ -70,9 +86,9 @@ TEST_P(GoldenModel, GreedyIds) {
 
 TEST_P(GoldenModel, ChunkSizesBlockSizesAndFormsAgree) {
   const Golden golden = read_golden(folder());
-  TestModel model = load_model(folder(), make_ref_ops());
+  TestModel model = load_model(folder(), backend().make());
   const std::vector<float> whole = run_logits(model, golden.input_ids);
-  const float tolerance = 2e-6f * max_abs(whole);
+  const float tolerance = backend().path_error * max_abs(whole);
   for (const int chunk : {1, 7, 16, 64})
     EXPECT_LE(max_abs_difference(run_logits(model, golden.input_ids, {.chunk = chunk}), whole), tolerance) << "chunk " << chunk;
   for (const int block : {8, 32, 64})
@@ -87,7 +103,7 @@ TEST_P(GoldenModel, ChunkSizesBlockSizesAndFormsAgree) {
 
 TEST_P(GoldenModel, AloneEqualsInABatchOfSeven) {
   const Golden golden = read_golden(folder());
-  TestModel model = load_model(folder(), make_ref_ops());
+  TestModel model = load_model(folder(), backend().make());
   const auto run = [&](int max_requests, const std::vector<std::vector<int>>& prompts) {
     Generator generator(*model.ops, model.decoder, {.max_context = 128, .max_requests = max_requests, .chunk = 40});
     std::vector<int> ids;
@@ -108,11 +124,13 @@ TEST_P(GoldenModel, AloneEqualsInABatchOfSeven) {
   for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(run(1, {prompts[i]})[0], together[i]) << "request " << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenModel, testing::ValuesIn(golden_models()), [](const auto& param) {
-  std::string name = param.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
+                         testing::Combine(testing::ValuesIn(golden_models()), testing::Values(&ref_backend(), &cpu_backend())),
+                         [](const auto& param) {
+                           std::string name = std::get<0>(param.param) + "_" + std::get<1>(param.param)->name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 TEST(Golden, V32IsRefusedInOneLine) {
   const auto checkpoint = Checkpoint::open(testdata("golden/deepseek-v32"));
