@@ -61,6 +61,7 @@ CudaOps::CudaOps(const CudaOptions& options)
   if (properties.major < 8)
     fail("CUDA: device {} ({}) has compute capability {}.{}, expected 8.0 or higher", options.device, properties.name, properties.major,
          properties.minor);
+  hopper_ = properties.major == 9;
   CACHALOT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   if (options.activation == DType::bf16) cublas_ = CublasLt::load();
 }

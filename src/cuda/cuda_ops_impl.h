@@ -86,17 +86,25 @@ class CudaOps final : public Ops {
   };
   Input input_for(const Segment& segment, View x, int heads, int head_cols);
   void multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x);
+  // x [T, heads * cols] in the column order of `tile`.
+  Input permuted(const Input& in, int rows, int heads, int cols, Tile tile);
   void multiply_halves(const GemmArgs& args, const CudaPacked& packed, View x);
   static GemmArgs output_of(View y, int col);
+  static void set_output(GemmArgs& args, View y, int col);
   // The gate and up halves of a fused product, when one kernel can take both.
   static bool halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up);
 
   // moe.cpp
+  void plan_moe(MoePlan& plan);
+  void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);
+  bool join_shared_up(const Experts& experts, View hs, GemmArgs& args);
+  bool join_shared_down(const Experts& experts, View hs, View shared, View pairs, GemmArgs& args);
 
   CudaOptions options_;
   cudaStream_t stream_ = nullptr;
   bool capturing_ = false;
+  bool hopper_ = false;  // sm_90: wgmma
   std::unique_ptr<CublasLt> cublas_;
   Arena arena_;
 };

@@ -188,23 +188,22 @@ __device__ __forceinline__ void stream_store(const GemmArgs& a, const StreamWork
   }
 }
 
-// More rows of W per warp cost fewer instructions per weight; fewer give more blocks.
-constexpr int stream_warps(int row_tiles) { return row_tiles == 2 ? 4 : 8; }
+// More rows of W per warp cost fewer instructions per weight; fewer give more blocks. More warps shorten a block.
 constexpr int stream_depth(Tile tile, int row_tiles, int col_tiles) {
   if (tile == Tile::bf16 || tile_info(tile).code_bits == 8) return col_tiles > 2 ? 2 / row_tiles : 4 / row_tiles;
   return row_tiles == 2 || col_tiles > 2 ? 2 : 4;
 }
 // Blocks per multiprocessor that the registers must allow.
-constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles) {
-  if (row_tiles == 2) return col_tiles > 2 ? 3 : (tile == Tile::bf16 ? 4 : 5) - (col_tiles - 1);
-  return col_tiles == 1 && tile != Tile::bf16 ? 3 : 2;
+constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles, int warps) {
+  if (warps == 8) return col_tiles == 1 && tile != Tile::bf16 ? 3 : 2;
+  return col_tiles > 2 ? 3 : (tile == Tile::bf16 ? 4 : 5) - (col_tiles - 1);
 }
 constexpr int kInlineList = 64;
 
-template <Tile kTile, int kRowTiles, int kColTiles>
-__global__ __launch_bounds__(stream_warps(kRowTiles) * 32,
-                             stream_blocks(kTile, kRowTiles, kColTiles)) void stream_kernel(const __grid_constant__ GemmArgs a) {
-  constexpr int kWarps = stream_warps(kRowTiles), kRows = kRowTiles * 16, kCols = kColTiles * 8;
+template <Tile kTile, int kRowTiles, int kColTiles, int kWarps>
+__global__ __launch_bounds__(kWarps * 32,
+                             stream_blocks(kTile, kRowTiles, kColTiles, kWarps)) void stream_kernel(const __grid_constant__ GemmArgs a) {
+  constexpr int kRows = kRowTiles * 16, kCols = kColTiles * 8;
   constexpr int kDepth = stream_depth(kTile, kRowTiles, kColTiles);  // chunks in flight per warp
   constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
   extern __shared__ float reduce[];
@@ -285,9 +284,9 @@ __global__ __launch_bounds__(stream_warps(kRowTiles) * 32,
   }
 }
 
-template <Tile kTile, int kRowTiles, int kColTiles>
+template <Tile kTile, int kRowTiles, int kColTiles, int kWarps>
 cudaError_t launch_stream_instance(GemmArgs a, cudaStream_t stream) {
-  constexpr int kCols = kColTiles * 8, kWarps = stream_warps(kRowTiles);
+  constexpr int kCols = kColTiles * 8;
   const int rows = a.swiglu ? 16 : kRowTiles * 16,
             most_out = a.shared_w.data != nullptr && a.shared_w.out > a.w.out ? a.shared_w.out : a.w.out;
   dim3 grid(static_cast<unsigned>(ceil_div(most_out, rows)));
@@ -300,17 +299,19 @@ cudaError_t launch_stream_instance(GemmArgs a, cudaStream_t stream) {
   a.shared_at = static_cast<int>(grid.y);
   if (a.shared_w.data != nullptr) grid.y += static_cast<unsigned>(ceil_div(a.n_rows, kCols));
   const size_t shared = sizeof(float) * kWarps * kCols * (kRowTiles * 16 + 1);
-  return launch(stream_kernel<kTile, kRowTiles, kColTiles>, grid, kWarps * 32, shared, stream, a);
+  return launch(stream_kernel<kTile, kRowTiles, kColTiles, kWarps>, grid, kWarps * 32, shared, stream, a);
 }
 template <Tile kTile>
 cudaError_t launch_stream_format(const GemmArgs& a, int col_tiles, cudaStream_t stream) {
   const bool moe = a.rowing == Rowing::moe_inline || a.rowing == Rowing::moe_tiles;
-  const bool two = a.swiglu || a.w.out >= 8192 || (moe && a.w.out >= 1024);
+  const bool two = a.swiglu || a.w.out >= 8192 || (moe && a.w.out >= 1024) || a.w.cols <= 256;
+  if (two && col_tiles == 1 && (a.rowing == Rowing::moe_inline || (a.swiglu && a.w.out <= 4096)))
+    return launch_stream_instance<kTile, 2, 1, 8>(a, stream);
   switch (col_tiles) {
-    case 1: return two ? launch_stream_instance<kTile, 2, 1>(a, stream) : launch_stream_instance<kTile, 1, 1>(a, stream);
-    case 2: return two ? launch_stream_instance<kTile, 2, 2>(a, stream) : launch_stream_instance<kTile, 1, 2>(a, stream);
-    case 3: return two ? launch_stream_instance<kTile, 2, 3>(a, stream) : launch_stream_instance<kTile, 1, 3>(a, stream);
-    default: return two ? launch_stream_instance<kTile, 2, 4>(a, stream) : launch_stream_instance<kTile, 1, 4>(a, stream);
+    case 1: return two ? launch_stream_instance<kTile, 2, 1, 4>(a, stream) : launch_stream_instance<kTile, 1, 1, 8>(a, stream);
+    case 2: return two ? launch_stream_instance<kTile, 2, 2, 4>(a, stream) : launch_stream_instance<kTile, 1, 2, 8>(a, stream);
+    case 3: return two ? launch_stream_instance<kTile, 2, 3, 4>(a, stream) : launch_stream_instance<kTile, 1, 3, 8>(a, stream);
+    default: return two ? launch_stream_instance<kTile, 2, 4, 4>(a, stream) : launch_stream_instance<kTile, 1, 4, 8>(a, stream);
   }
 }
 

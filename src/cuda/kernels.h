@@ -64,6 +64,7 @@ struct MoePlan {
   int* order = nullptr;   // [n_pairs]
   int3* tiles = nullptr;  // [max_tiles] expert, begin in `order`, count; count 0 past the last
   int max_tiles = 0, tile = 0;
+  bool streamed = true;  // few pairs per expert: for the streaming kernel
 };
 cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream);
 // y[t] = sum_k weights[t, k] * pairs[t * top_k + k] + (shared[t] when it has data); pairs of experts < 0 are left out.
@@ -77,6 +78,12 @@ enum class Rowing : uint8_t {
   moe_inline,  // blockIdx.y = pair; the first pair of each expert takes all of its pairs (few pairs, no plan)
   moe_tiles,   // blockIdx.y = tile of the plan
 };
+// The order of activation columns: as they are, or as records hold them (q6g16, and all others), for the kernels on wgmma.
+enum class ColumnOrder : uint8_t { plain, records, q6 };
+constexpr ColumnOrder column_order(Tile tile) { return tile == Tile::q6g16 ? ColumnOrder::q6 : ColumnOrder::records; }
+// y = x with the columns of each head in that order; cols a multiple of 32 per head.
+cudaError_t launch_permute(Mat x, Mat y, ColumnOrder order, cudaStream_t stream);
+
 struct GemmArgs {
   Segment w;                      // rows [row_begin, ...) of y; with swiglu, gate rows
   const uint8_t* w_up = nullptr;  // swiglu: the up rows, in the same form
@@ -91,6 +98,8 @@ struct GemmArgs {
   float beta = 0.0f;
   const float* bias = nullptr;  // [out] or null
   bool swiglu = false;
+  ColumnOrder x_order = ColumnOrder::plain;  // what x is in already
+  ColumnOrder y_order = ColumnOrder::plain;  // wgmma: of the columns written
   Rowing rowing = Rowing::dense;
   int n_heads = 1;
   int x_head = 0, y_head = 0;  // columns per head
@@ -110,6 +119,8 @@ struct GemmArgs {
 cudaError_t launch_gemm_stream(const GemmArgs& args, cudaStream_t stream);
 // Many rows: tiles of 128 outputs x 64 or 128 rows on the tensor cores.
 cudaError_t launch_gemm_tile(const GemmArgs& args, cudaStream_t stream);
+// The same on sm_90a; x must be in the column order of w.
+cudaError_t launch_gemm_wgmma(const GemmArgs& args, cudaStream_t stream);
 // Any rows, f32 arithmetic, weights f32 or bf16: the slow and exact form.
 cudaError_t launch_gemm_simt(const GemmArgs& args, cudaStream_t stream);
 
@@ -143,11 +154,13 @@ struct AttendArgs {
   float scale = 1.0f;
   Mat q, out;
   int n_splits = 1;
+  bool clustered = false;    // the parts of a row are combined within a cluster of blocks (sm_90)
   float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
 };
 cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 bool mla_decode_supports(const AttendArgs& args);
 int mla_decode_splits(int n_rows, int heads, int max_kv);
+bool mla_decode_clusters(int n_splits, bool hopper);
 cudaError_t launch_mla_decode(const AttendArgs& args, cudaStream_t stream);
 
 // One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].

@@ -5,18 +5,22 @@
 namespace cachalot::cuda {
 namespace {
 
-// Rows up to which streaming the weights once per 32 rows is taken; above, tiles of 128 outputs fill the chip.
-constexpr int kStreamRows = 64, kStreamRowsSmall = 128, kSmallOut = 8192;
-
-bool streams(int rows, int out) { return rows <= kStreamRows || (rows <= kStreamRowsSmall && out <= kSmallOut); }
+// Rows up to which the weights are streamed, once per 32 rows. A large output is enough blocks for tensor-core tiles from fewer rows on.
+bool streams(const Segment& w, int rows) {
+  if (w.tile == Tile::bf16) return rows <= 32;
+  return rows <= (w.out >= 16384 ? 16 : 64);
+}
 
 }  // namespace
 
-GemmArgs CudaOps::output_of(View y, int col) {
-  GemmArgs args;
+void CudaOps::set_output(GemmArgs& args, View y, int col) {
   args.y = static_cast<std::byte*>(y.data) + static_cast<size_t>(col) * size_of(y.dtype);
   args.y_is_f32 = y.dtype == DType::f32;
   args.y_stride = y.stride[0];
+}
+GemmArgs CudaOps::output_of(View y, int col) {
+  GemmArgs args;
+  set_output(args, y, col);
   args.n_rows = y.n_rows();
   return args;
 }
@@ -36,10 +40,25 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   args.first_matrix = w.first;
   args.x_is_f32 = x.dtype == DType::f32 && segment.tile == Tile::f32;
   if (segment.tile == Tile::f32) return done(launch_gemm_simt(args, stream_), "linear");
-  if (streams(args.n_rows, segment.out)) return done(launch_gemm_stream(args, stream_), "linear");
+  if (streams(segment, args.n_rows)) return done(launch_gemm_stream(args, stream_), "linear");
   if (segment.tile == Tile::bf16 && args.rowing == Rowing::dense && !args.swiglu && cublas_ != nullptr && cublas_->multiply(args, stream_))
     return;
-  done(launch_gemm_tile(args, stream_), "linear");
+  if (!hopper_) return done(launch_gemm_tile(args, stream_), "linear");
+  const Input in = permuted({args.x, args.x_stride, args.x_head}, args.n_rows, args.n_heads, segment.cols, segment.tile);
+  args.x = in.data;
+  args.x_stride = in.stride;
+  args.x_head = in.head;
+  done(launch_gemm_wgmma(args, stream_), "linear");
+}
+
+CudaOps::Input CudaOps::permuted(const Input& in, int rows, int heads, int cols, Tile tile) {
+  const View to = temp(DType::bf16, rows, heads * cols);
+  const int64_t step = heads == 1 ? 0 : in.head;
+  for (int h = 0; h < heads; ++h) {
+    const Mat from{static_cast<std::byte*>(const_cast<void*>(in.data)) + h * step * 2, DType::bf16, rows, cols, in.stride};
+    done(launch_permute(from, mat_of(to.cols(h * cols, cols)), column_order(tile), stream_), "permute");
+  }
+  return {to.data, to.stride[0], cols};
 }
 
 void CudaOps::multiply_halves(const GemmArgs& common, const CudaPacked& packed, View x) {
@@ -67,7 +86,7 @@ void CudaOps::linear(View x, const Linear& w, View y, float beta) {
     args.x_stride = in.stride;
     args.beta = beta;
     args.bias = packed.bias ? static_cast<const float*>(packed.bias.get()) + col : nullptr;
-    if (!packed.halves.empty() && args.n_rows > kStreamRows && args.y_is_f32 && x.dtype == DType::bf16)
+    if (!packed.halves.empty() && args.n_rows > 64 && args.y_is_f32 && x.dtype == DType::bf16)
       multiply_halves(args, packed, x);
     else
       multiply(args, segment, w, x);
@@ -98,8 +117,8 @@ void CudaOps::linear_swiglu(View x, const Linear& gate_up, View h) {
   const size_t mark = temp_mark();
   Segment gate;
   const uint8_t* up = nullptr;
-  const bool many = !streams(x.n_rows(), inner);
-  if (halves(packed, gate_up.out, gate, up) && !(many && !is_record(gate.tile))) {
+  const bool fused = halves(packed, gate_up.out, gate, up);
+  if (fused && (streams(gate, x.n_rows()) || is_record(gate.tile))) {
     GemmArgs args = output_of(h, 0);
     const Input in = input_for(gate, x, 1, x.n_cols());
     args.x = in.data;
@@ -133,7 +152,7 @@ void CudaOps::head_linear(View x, const Linear& w, View y) {
   args.rowing = Rowing::heads;
   args.n_heads = heads;
   const bool tail_inside =
-      tail > 0 && in.data == x.data && segment.tile != Tile::f32 && y.dtype == DType::bf16 && streams(args.n_rows, segment.out);
+      tail > 0 && in.data == x.data && segment.tile != Tile::f32 && y.dtype == DType::bf16 && streams(segment, args.n_rows);
   if (tail_inside) args.tail = tail;
   multiply(args, segment, w, x);
   if (tail > 0 && !tail_inside) done(launch_copy_tails(mat_of(x), mat_of(y), heads, w.in, w.out, tail, stream_), "head_linear");

@@ -7,16 +7,16 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kInlinePairs = 64;      // up to here each block finds its expert's pairs itself
-constexpr int kStreamPerExpert = 24;  // pairs per expert up to which the weights are streamed
-constexpr int kF32Pairs = 4096;       // up to here the experts' results are held in f32
+constexpr int kInlinePairs = 64;  // up to here each block finds its expert's pairs itself
+constexpr int kF32Pairs = 4096;   // up to here the experts' results are held in f32
 
-// Rows per tile, and whether tiles go to the streaming kernel.
-int tile_rows(int n_pairs, int n_experts, bool& stream) {
+// Rows of x per block of the three kernels, by pairs per expert.
+int tile_rows(int n_pairs, int n_experts, bool hopper, bool& stream) {
   const int each = n_pairs / n_experts;
-  stream = each <= kStreamPerExpert;
+  stream = each <= (hopper ? 4 : 24);
   if (stream) return each <= 4 ? 8 : each <= 10 ? 16 : 32;
-  return each <= 48 ? 64 : 128;
+  if (hopper && each <= 24) return 32;
+  return each <= 64 ? 64 : 128;
 }
 
 }  // namespace
@@ -45,6 +45,20 @@ void CudaOps::route(View logits, View bias, const Router& router, const Routing&
   done(launch_route(args, stream_), "route");
 }
 
+// One grouped product by the kernel that suits its weights and rows. x is put into the weights' column order where the kernel wants it.
+void CudaOps::launch_grouped(GemmArgs args) {
+  if (args.w.tile == Tile::f32) return done(launch_gemm_simt(args, stream_), "moe");
+  if (args.moe.streamed) return done(launch_gemm_stream(args, stream_), "moe");
+  if (!hopper_) return done(launch_gemm_tile(args, stream_), "moe");
+  if (args.x_order == ColumnOrder::plain) {
+    const int rows = args.x_by_token ? args.moe.n_pairs / args.moe.top_k : args.moe.n_pairs;
+    const Input in = permuted({args.x, args.x_stride, 0}, rows, 1, args.w.cols, args.w.tile);
+    args.x = in.data;
+    args.x_stride = in.stride;
+  }
+  done(launch_gemm_wgmma(args, stream_), "moe");
+}
+
 // All segments of a stack, for the pairs of `common`.
 void CudaOps::grouped(const Linear& w, const GemmArgs& common, View y) {
   const CudaPacked& packed = packed_of(w);
@@ -52,135 +66,116 @@ void CudaOps::grouped(const Linear& w, const GemmArgs& common, View y) {
   int col = 0;
   for (const Segment& segment : packed.segments) {
     GemmArgs args = common;
-    const GemmArgs to = output_of(y, col);
-    args.y = to.y;
-    args.y_is_f32 = to.y_is_f32;
-    args.y_stride = to.y_stride;
+    set_output(args, y, col);
     args.w = segment;
     args.first_matrix = w.first;
-    const bool stream = args.rowing == Rowing::moe_inline || args.moe.tile <= 32;
-    done(segment.tile == Tile::f32 ? launch_gemm_simt(args, stream_)
-         : stream                  ? launch_gemm_stream(args, stream_)
-                                   : launch_gemm_tile(args, stream_),
-         "moe");
+    launch_grouped(args);
     col += segment.out;
   }
 }
 
+// The tiles of the pairs, made on the device; few pairs need none.
+void CudaOps::plan_moe(MoePlan& plan) {
+  if (options_.activation == DType::f32 || plan.n_pairs <= kInlinePairs) return;
+  plan.tile = tile_rows(plan.n_pairs, plan.n_experts, hopper_, plan.streamed);
+  plan.max_tiles = std::min(plan.n_experts, plan.n_pairs) + plan.n_pairs / plan.tile;
+  plan.order = static_cast<int*>(temp(DType::i32, 1, plan.n_pairs).data);
+  plan.tiles = static_cast<int3*>(temp(DType::i32, plan.max_tiles, 3).data);
+  done(launch_moe_plan(plan, stream_), "moe");
+}
+
+// Puts the shared expert's first product into the launch of the experts' when its weights have the same form; its second likewise. With few
+// rows launches are dear.
+bool CudaOps::join_shared_up(const Experts& experts, View hs, GemmArgs& args) {
+  const CudaPacked& packed = packed_of(experts.shared_gate_up);
+  Segment gate;
+  const uint8_t* up = nullptr;
+  if (!args.moe.streamed || !halves(packed, experts.shared_gate_up.out, gate, up) || gate.tile != args.w.tile || gate.tile == Tile::f32 ||
+      gate.cols != args.w.cols || experts.shared_gate_up.first != 0)
+    return false;
+  args.shared_w = gate;
+  args.shared_up = up;
+  args.shared_x = args.x;
+  args.shared_x_stride = args.x_stride;
+  args.shared_y = hs.data;
+  args.shared_y_stride = hs.stride[0];
+  args.n_rows = hs.n_rows();
+  return true;
+}
+bool CudaOps::join_shared_down(const Experts& experts, View hs, View shared, View pairs, GemmArgs& args) {
+  const CudaPacked &packed = packed_of(experts.shared_down), &down = packed_of(experts.down);
+  const Segment& w = packed.segments[0];
+  if (!args.moe.streamed || packed.segments.size() != 1 || down.segments.size() != 1 || w.tile != down.segments[0].tile ||
+      w.tile == Tile::f32 || w.in != w.cols || packed.bias || experts.shared_down.first != 0 || pairs.dtype != DType::f32)
+    return false;
+  args.shared_w = w;
+  args.shared_x = hs.data;
+  args.shared_x_stride = hs.stride[0];
+  args.shared_y = shared.data;
+  args.shared_y_stride = shared.stride[0];
+  args.n_rows = hs.n_rows();
+  return true;
+}
+
 void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y) {
-  const int n_tokens = x.n_rows(), top_k = routing.ids.n_cols(), n_experts = experts.gate_up.n_matrices, inner = experts.down.in;
+  const int n_tokens = x.n_rows(), top_k = routing.ids.n_cols(), inner = experts.down.in;
   CACHALOT_CHECK(experts.gate_up.out == 2 * inner && experts.down.out == y.n_cols() && x.n_cols() == experts.gate_up.in);
   CACHALOT_CHECK(routing.ids.n_rows() == n_tokens && y.n_rows() == n_tokens && routing.ids.dtype == DType::i32);
-  if (n_tokens == 0) return;
-  const size_t mark = temp_mark();
-
   // The f32 mode has one block row per pair; a long prompt goes through in parts.
-  const int most = options_.activation == DType::f32 ? std::max(1, 65535 / top_k) : n_tokens;
-  if (n_tokens > most) {
+  if (const int most = std::max(1, 65535 / top_k); options_.activation == DType::f32 && n_tokens > most) {
     for (int t = 0; t < n_tokens; t += most) {
       const int n = std::min(most, n_tokens - t);
       moe(x.rows(t, n), experts, {routing.ids.rows(t, n), routing.weights.rows(t, n)}, y.rows(t, n));
     }
     return;
   }
+  if (n_tokens == 0) return;
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
-
+  const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;
   GemmArgs common;
   common.moe.ids = static_cast<const int*>(routing.ids.data);
   common.moe.n_pairs = n_pairs;
   common.moe.top_k = top_k;
-  common.moe.n_experts = n_experts;
-  common.rowing = Rowing::moe_inline;
-  common.x_by_token = true;
-  if (options_.activation == DType::bf16 && n_pairs > kInlinePairs) {
-    bool stream = false;
-    MoePlan& plan = common.moe;
-    plan.tile = tile_rows(n_pairs, n_experts, stream);
-    plan.max_tiles = std::min(n_experts, n_pairs) + n_pairs / plan.tile;
-    plan.order = static_cast<int*>(temp(DType::i32, 1, n_pairs).data);
-    plan.tiles = static_cast<int3*>(temp(DType::i32, plan.max_tiles, 3).data);
-    common.rowing = Rowing::moe_tiles;
-    done(launch_moe_plan(plan, stream_), "moe");
-  }
+  common.moe.n_experts = experts.gate_up.n_matrices;
+  plan_moe(common.moe);
+  common.rowing = common.moe.tile > 0 ? Rowing::moe_tiles : Rowing::moe_inline;
 
   const CudaPacked &up_packed = packed_of(experts.gate_up), &down_packed = packed_of(experts.down);
-  const Segment &up_form = up_packed.segments[0], &down_form = down_packed.segments[0];
-  const Input in = input_for(up_form, x, 1, x.n_cols());
-  common.x = in.data;
-  common.x_stride = in.stride;
-  common.x_is_f32 = x.dtype == DType::f32;
-
-  // The shared expert: in the same launches where its weights have the same form and few rows make launches dear.
-  View hs, shared;
-  Segment shared_gate, shared_down;
-  const uint8_t* shared_up = nullptr;
-  bool up_together = false, down_together = false;
-  if (experts.shared_gate_up) {
-    const CudaPacked &su = packed_of(experts.shared_gate_up), &sd = packed_of(experts.shared_down);
-    hs = temp(activation(), n_tokens, experts.shared_down.in);
-    shared = temp(DType::f32, n_tokens, y.n_cols());
-    const bool streamed = activation() == DType::bf16 && (common.rowing == Rowing::moe_inline || common.moe.tile <= 32);
-    Segment gate;
-    const uint8_t* up = nullptr;
-    up_together = streamed && halves(up_packed, experts.gate_up.out, gate, up) &&
-                  halves(su, experts.shared_gate_up.out, shared_gate, shared_up) && shared_gate.tile == gate.tile &&
-                  shared_gate.cols == gate.cols && experts.shared_gate_up.first == 0;
-    shared_down = sd.segments[0];
-    down_together = streamed && up_together && sd.segments.size() == 1 && down_packed.segments.size() == 1 &&
-                    shared_down.tile == down_form.tile && shared_down.in == shared_down.cols && !sd.bias && experts.shared_down.first == 0;
-  }
+  const Segment& down_form = down_packed.segments[0];
+  const bool has_shared = static_cast<bool>(experts.shared_gate_up);
+  const View hs = has_shared ? temp(activation(), n_tokens, experts.shared_down.in) : View{};
+  const View shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
   const View h = temp(activation(), n_pairs, down_form.cols);
   if (down_form.cols != inner) check_cuda(cudaMemsetAsync(h.data, 0, static_cast<size_t>(n_pairs) * h.row_bytes(), stream_), "moe");
-  Segment gate;
-  const uint8_t* up = nullptr;
-  if (halves(up_packed, experts.gate_up.out, gate, up)) {
-    GemmArgs args = common;
-    const GemmArgs to = output_of(h, 0);
-    args.y = to.y;
-    args.y_is_f32 = to.y_is_f32;
-    args.y_stride = to.y_stride;
-    args.w = gate;
-    args.w_up = up;
-    args.swiglu = true;
-    args.first_matrix = experts.gate_up.first;
-    if (up_together) {
-      args.shared_w = shared_gate;
-      args.shared_up = shared_up;
-      args.shared_x = args.x;
-      args.shared_x_stride = args.x_stride;
-      args.shared_y = hs.data;
-      args.shared_y_stride = hs.stride[0];
-      args.n_rows = n_tokens;
-    }
-    const bool stream = args.rowing == Rowing::moe_inline || args.moe.tile <= 32;
-    done(gate.tile == Tile::f32 ? launch_gemm_simt(args, stream_)
-         : stream               ? launch_gemm_stream(args, stream_)
-                                : launch_gemm_tile(args, stream_),
-         "moe");
+
+  const Input in = input_for(up_packed.segments[0], x, 1, x.n_cols());
+  GemmArgs up = common, down = common;
+  up.x = in.data;
+  up.x_stride = in.stride;
+  up.x_is_f32 = down.x_is_f32 = x.dtype == DType::f32;
+  up.x_by_token = true;
+  bool joined = false;
+  if (halves(up_packed, experts.gate_up.out, up.w, up.w_up)) {
+    set_output(up, h, 0);
+    up.swiglu = true;
+    up.first_matrix = experts.gate_up.first;
+    joined = has_shared && join_shared_up(experts, hs, up);
+    if (hopper_ && !up.moe.streamed && down_packed.segments.size() == 1) up.y_order = down.x_order = column_order(down_form.tile);
+    launch_grouped(up);
   } else {
     const View both = temp(activation(), n_pairs, 2 * inner);
-    grouped(experts.gate_up, common, both);
+    grouped(experts.gate_up, up, both);
     done(launch_swiglu(mat_of(both), mat_of(h.cols(0, inner)), stream_), "moe");
   }
+  if (has_shared && !joined) linear_swiglu(x, experts.shared_gate_up, hs);
 
   const View pairs = temp(activation() == DType::f32 || n_pairs <= kF32Pairs ? DType::f32 : DType::bf16, n_pairs, y.n_cols());
-  common.x = h.data;
-  common.x_stride = h.stride[0];
-  common.x_by_token = false;
-  if (shared && !up_together) linear_swiglu(x, experts.shared_gate_up, hs);
-  if (down_together && pairs.dtype == DType::f32) {
-    common.shared_w = shared_down;
-    common.shared_x = hs.data;
-    common.shared_x_stride = hs.stride[0];
-    common.shared_y = shared.data;
-    common.shared_y_stride = shared.stride[0];
-    common.n_rows = n_tokens;
-  } else if (shared) {
-    linear(hs, experts.shared_down, shared, 0.0f);
-  }
-  grouped(experts.down, common, pairs);
-  done(launch_moe_combine(mat_of(pairs), common.moe.ids, mat_of(routing.weights), shared ? mat_of(shared) : Mat{}, mat_of(y), stream_),
+  down.x = h.data;
+  down.x_stride = h.stride[0];
+  if (has_shared && !join_shared_down(experts, hs, shared, pairs, down)) linear(hs, experts.shared_down, shared, 0.0f);
+  grouped(experts.down, down, pairs);
+  done(launch_moe_combine(mat_of(pairs), common.moe.ids, mat_of(routing.weights), has_shared ? mat_of(shared) : Mat{}, mat_of(y), stream_),
        "moe");
   temp_release(mark);
 }

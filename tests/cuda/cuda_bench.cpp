@@ -44,7 +44,8 @@ struct Bench {
   // n_matrices copies of one matrix, whose rows repeat 512 random ones.
   Linear weights(Format format, int out, int in, int n_matrices = 1) {
     const int n = std::min(out, 512);
-    const LinearSource part = random_source({.format = format, .out = n, .in = in, .group = format == Format::int4_planar ? (in % 128 == 0 ? 128 : 64) : 0}, 3);
+    const LinearSource part =
+        random_source({.format = format, .out = n, .in = in, .group = format == Format::int4_planar ? (in % 128 == 0 ? 128 : 64) : 0}, 3);
     const auto repeat = [&](std::span<const std::byte> bytes, size_t total_rows, size_t part_rows) {
       std::vector<std::byte> all(bytes.size() / part_rows * total_rows);
       for (size_t at = 0; at < all.size(); at += bytes.size())
@@ -104,9 +105,9 @@ void bench_linear() {
   }
 }
 
-std::vector<int> uniform_experts(int rows, int top_k, int n_experts, std::vector<bool>& used) {
+std::vector<int> uniform_experts(int rows, int top_k, int n_experts, std::vector<bool>& used, uint32_t seed = 1) {
   std::vector<int> ids;
-  uint32_t state = 12345;
+  uint32_t state = 12345 * seed;
   for (int t = 0; t < rows; ++t) {
     std::vector<int> mine;
     while (static_cast<int>(mine.size()) < top_k) {
@@ -276,7 +277,20 @@ Model make_model(Bench& b, const std::string& mix) {
   return m;
 }
 
-void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer> kv, View logits) {
+// Random weights would send all rows to the same few experts, which flatters batches: the choice is made and thrown away, and uniform
+// choices, other ones in each layer, are used.
+void ffn_uniform(const Step& step, const MoeFfn& w, View x, View y, const Routing& uniform) {
+  Ops& o = step.ops;
+  const Scope scope(o);
+  const Config& c = step.config;
+  const View logits = o.temp(DType::f32, x.n_rows(), c.n_experts);
+  const Routing chosen{o.temp(DType::i32, x.n_rows(), c.router.top_k), o.temp(DType::f32, x.n_rows(), c.router.top_k)};
+  o.linear(x, w.router, logits);
+  o.route(logits, w.router_bias.view, c.router, chosen);
+  o.moe(x, w.experts, uniform, y);
+}
+
+void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer> kv, std::span<const Routing> uniform, View logits) {
   const Scope scope(o);
   const Config& c = m.config;
   const Step step{o, c, batch, m.rope};
@@ -288,7 +302,10 @@ void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer
     const Layer& layer = m.layers[l];
     std::visit([&](const auto& w) { attention(step, w, kv[l], xn, y); }, layer.attn);
     o.add_rmsnorm(x, y, layer.ffn_norm.view, c.rms_eps, xn);
-    std::visit([&](const auto& w) { ffn(step, w, xn, y); }, layer.ffn);
+    if (const auto* dense = std::get_if<DenseFfn>(&layer.ffn))
+      ffn(step, *dense, xn, y);
+    else
+      ffn_uniform(step, std::get<MoeFfn>(layer.ffn), xn, y, uniform[l]);
     o.add_rmsnorm(x, y, l + 1 < m.layers.size() ? m.layers[l + 1].attn_norm.view : m.final_norm.view, c.rms_eps, xn);
   }
   const View last = o.temp(o.activation(), logits.n_rows(), c.hidden);
@@ -303,6 +320,15 @@ double expected_experts(int rows) {
   return 64.0 * (1.0 - missed);
 }
 
+std::vector<Routing> uniform_routing(Bench& b, int rows, int n_layers) {
+  std::vector<Routing> out;
+  std::vector<bool> used(64);
+  const View weights = b.array(DType::f32, rows, 6);
+  for (int l = 0; l < n_layers; ++l)
+    out.push_back({b.ints(uniform_experts(rows, 6, 64, used, static_cast<uint32_t>(l + 1)), rows, 6), weights});
+  return out;
+}
+
 void bench_model(const std::string& mix, const std::vector<int>& batches, int context) {
   Bench b;
   const CudaMemory before = cuda_memory(*b.ops);
@@ -312,13 +338,14 @@ void bench_model(const std::string& mix, const std::vector<int>& batches, int co
   for (const int n : batches) {
     const size_t kept = b.keep.size();
     const auto p = paged(b, kMla, n, 1, context, 27, false);
+    const auto uniform = uniform_routing(b, n, 27);
     const View logits = b.array(DType::f32, n, m.config.vocab, 0.0f);
-    const double t = b.time([&] { forward(*b.ops, m, p->batch, p->layers, logits); }, 15);
+    const double t = b.time([&] { forward(*b.ops, m, p->batch, p->layers, uniform, logits); }, 15);
     const double bytes = m.bytes_fixed + expected_experts(n) * m.bytes_expert + static_cast<double>(n) * context * 1152 * 27;
     std::printf("%-8s %-8s %6d %6d %10.3f %10.1f %8.2f %6.1f%%\n", "decode", mix.c_str(), n, context, t * 1e3, n / t, bytes / t * 1e-12,
                 100 * bytes / t / kCopyLimit);
     if (n == 1) {
-      const double eager = cuda_seconds(*b.ops, [&] { forward(*b.ops, m, p->batch, p->layers, logits); });
+      const double eager = cuda_seconds(*b.ops, [&] { forward(*b.ops, m, p->batch, p->layers, uniform, logits); });
       std::printf("         the same without a graph: %.3f ms\n", eager * 1e3);
     }
     b.keep.resize(kept);
@@ -326,8 +353,9 @@ void bench_model(const std::string& mix, const std::vector<int>& batches, int co
   for (const int n : {1, 8}) {
     const size_t kept = b.keep.size();
     const auto p = paged(b, kMla, n, 1024, 1024, 27, true);
+    const auto uniform = uniform_routing(b, n * 1024, 27);
     const View logits = b.array(DType::f32, n, m.config.vocab, 0.0f);
-    const auto run = [&] { forward(*b.ops, m, p->batch, p->layers, logits); };
+    const auto run = [&] { forward(*b.ops, m, p->batch, p->layers, uniform, logits); };
     run();
     run();
     std::vector<double> seconds;

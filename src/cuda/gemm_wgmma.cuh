@@ -1,0 +1,175 @@
+// The product for many rows on Hopper: 128 outputs (two warpgroups of 64 rows of W; with swiglu 64 gates and their ups) for kN rows of x.
+// W goes from memory to registers two chunks ahead, is turned into bf16 there, and is wgmma's A operand; x is its B operand in shared
+// memory. The columns of x must have been put into the order of the records (launch_permute), since registers hold them in that order.
+// While one chunk is multiplied, its successor's weights are converted.
+#pragma once
+
+#include "cuda/formats.cuh"
+#include "cuda/kernels.h"
+#include "cuda/wgmma.cuh"
+
+namespace cachalot::cuda {
+
+template <int kN>
+struct WgmmaShape {
+  static constexpr int kStages = 5, kStageBytes = kN * kRecordCols * 2, kOutPitch = 132;
+  static constexpr int kPipeBytes = kStages * kStageBytes, kOutBytes = kN * kOutPitch * 4;
+  static constexpr int kSharedBytes = (kPipeBytes > kOutBytes ? kPipeBytes : kOutBytes) + 1024;
+};
+
+// Where column k of an activation lies for records of each order.
+__device__ __forceinline__ int permuted_column(bool q6, int k) {
+  const int i = k & 1;
+  if (q6) return (k & ~15) | ((k >> 1 & 1) << 3) | ((k >> 2 & 3) << 1) | i;
+  return (k & ~31) | ((k >> 2 & 1) << 4) | ((k >> 1 & 1) << 3) | ((k >> 3 & 3) << 1) | i;
+}
+
+template <Tile kTile, int kN>
+__global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ GemmArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = WgmmaShape<kN>;
+  constexpr int kStages = Shape::kStages, kUnits = kN / 32;  // 16-byte units that a thread copies per stage
+  extern __shared__ uint8_t raw_shared[];
+  uint8_t* shared = raw_shared + ((1024 - (shared_address(raw_shared) & 1023)) & 1023);
+  pdl_trigger();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
+  const int group = warp >> 2, n_chunks = a.w.cols / kRecordCols, block = static_cast<int>(blockIdx.x);
+  pdl_wait();
+
+  int matrix = 0, begin = static_cast<int>(blockIdx.y) * kN, count = 0, head = 0;
+  const int* list = nullptr;
+  if (a.rowing == Rowing::moe_tiles) {
+    const int3 tile = a.moe.tiles[blockIdx.y];
+    if (tile.z == 0) return;
+    matrix = tile.x, begin = tile.y, count = tile.z, list = a.moe.order;
+  } else {
+    count = min(kN, a.n_rows - begin);
+    if (a.rowing == Rowing::heads) matrix = head = static_cast<int>(blockIdx.z);
+  }
+  const auto y_row = [&](int i) { return list != nullptr ? list[begin + i] : begin + i; };
+
+  const bf16* from[kUnits];
+#pragma unroll
+  for (int i = 0; i < kUnits; ++i) {
+    int row = y_row(min(i * 32 + (thread >> 3), count - 1));
+    if (a.x_by_token) row /= a.moe.top_k;
+    from[i] = static_cast<const bf16*>(a.x) + row * a.x_stride + head * a.x_head + (thread & 7) * 8;
+  }
+  const auto copy = [&](int chunk) {
+    if (chunk < n_chunks) {
+      uint8_t* stage = shared + (chunk % kStages) * Shape::kStageBytes;
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        const int r = i * 32 + (thread >> 3);
+        cp_async16(stage + r * 128 + (((thread & 7) ^ (r & 7)) << 4), from[i] + chunk * kRecordCols, r < count);
+      }
+    }
+    cp_async_commit();
+  };
+
+  const int last_tile = (a.w.out + 15) / 16 - 1, tile = min(a.swiglu ? block * 4 + (warp & 3) : block * 8 + warp, last_tile);
+  const uint8_t* weights = (a.swiglu && group == 1 ? a.w_up : a.w.data) + static_cast<int64_t>(a.first_matrix + matrix) * a.w.matrix_bytes;
+  int64_t next = 0;
+  if constexpr (kTile == Tile::bf16) {
+    const int row = min(tile * 16 + g, a.w.out - 1), row8 = min(tile * 16 + g + 8, a.w.out - 1);
+    weights += static_cast<int64_t>(row) * a.w.cols * 2;
+    next = static_cast<int64_t>(row8 - row) * a.w.cols;
+  } else {
+    weights += static_cast<int64_t>(tile) * n_chunks * tile_info(kTile).bytes;
+  }
+  constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
+  Frag<kTile> stored[2];
+  const auto load = [&](int slot, int chunk) {
+    stored[slot].load(chunk < n_chunks, weights + static_cast<int64_t>(chunk) * kChunkBytes, lane, next);
+  };
+
+#pragma unroll
+  for (int i = 0; i < kStages - 2; ++i) copy(i);
+  load(0, 0);
+  load(1, 1);
+  float acc[kN / 2] = {};
+  uint32_t operand[2][2][2][4];
+  for (int base = 0; base < n_chunks; base += 2) {
+#pragma unroll
+    for (int slot = 0; slot < 2; ++slot) {
+      const int chunk = base + slot;
+      if (chunk < n_chunks) {
+        stored[slot].weights(0, operand[slot][0]);
+        stored[slot].weights(1, operand[slot][1]);
+        load(slot, chunk + 2);
+        cp_async_wait<kStages - 3>();
+        fence_async_proxy();
+        __syncthreads();
+        const uint8_t* stage = shared + (chunk % kStages) * Shape::kStageBytes;
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 2; ++s)
+#pragma unroll
+          for (int m = 0; m < 2; ++m) wgmma_bf16<kN>(acc, operand[slot][s][m], wgmma_operand(stage + (2 * s + m) * 32));
+        wgmma_commit();
+        wgmma_wait<1>();  // the chunk before this one is done: its registers and, after the next barrier, its stage are free
+        copy(chunk + kStages - 2);
+      }
+    }
+  }
+  wgmma_wait<0>();
+  cp_async_wait<0>();
+  __syncthreads();
+
+  float* out = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) {
+    const int row = (i >> 2) * 8 + 2 * c + (i & 1), col = warp * 16 + g + 8 * (i >> 1 & 1);
+    out[row * Shape::kOutPitch + col] = acc[i];
+  }
+  __syncthreads();
+  const int log_out = a.swiglu ? 6 : 7, first = block << log_out;
+  for (int i = thread; i < count << log_out; i += 256) {
+    const int col = i & ((1 << log_out) - 1), row = i >> log_out, to = first + col;
+    if (to >= a.w.out) continue;
+    float v = out[row * Shape::kOutPitch + col];
+    if (a.swiglu) v = v / (1.0f + __expf(-v)) * out[row * Shape::kOutPitch + 64 + col];
+    if (a.bias != nullptr) v += a.bias[to];
+    const int place = a.y_order == ColumnOrder::plain ? to : permuted_column(a.y_order == ColumnOrder::q6, to);
+    const int64_t at = y_row(row) * a.y_stride + head * a.y_head + place;
+    if (a.y_is_f32) {
+      float* y = static_cast<float*>(a.y) + at;
+      *y = a.beta != 0.0f ? fmaf(a.beta, *y, v) : v;
+    } else {
+      bf16* y = static_cast<bf16*>(a.y) + at;
+      *y = from_f32<bf16>(a.beta != 0.0f ? fmaf(a.beta, to_f32(*y), v) : v);
+    }
+  }
+#else
+  __trap();
+#endif
+}
+
+template <Tile kTile, int kN>
+cudaError_t launch_wgmma_instance(const GemmArgs& a, cudaStream_t stream) {
+  using Shape = WgmmaShape<kN>;
+  static const cudaError_t raised =
+      cudaFuncSetAttribute(wgmma_kernel<kTile, kN>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  if (raised != cudaSuccess) return raised;
+  dim3 grid(static_cast<unsigned>(ceil_div(a.w.out, a.swiglu ? 64 : 128)));
+  grid.y = static_cast<unsigned>(a.rowing == Rowing::moe_tiles ? a.moe.max_tiles : ceil_div(a.n_rows, kN));
+  if (a.rowing == Rowing::heads) grid.z = static_cast<unsigned>(a.n_heads);
+  return launch(wgmma_kernel<kTile, kN>, grid, 256, Shape::kSharedBytes, stream, a);
+}
+// `rows`: of x per block, 32, 64 or 128.
+template <Tile kTile>
+cudaError_t launch_wgmma_format(const GemmArgs& a, int rows, cudaStream_t stream) {
+  return rows > 64   ? launch_wgmma_instance<kTile, 128>(a, stream)
+         : rows > 32 ? launch_wgmma_instance<kTile, 64>(a, stream)
+                     : launch_wgmma_instance<kTile, 32>(a, stream);
+}
+
+cudaError_t launch_wgmma_bf16(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_q4g32(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_q4g64(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_q5g32(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_q6g16(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_q8g32(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_f8(const GemmArgs& a, int rows, cudaStream_t stream);
+
+}  // namespace cachalot::cuda
