@@ -7,15 +7,29 @@
 namespace cachalot::cuda {
 
 // bf16 pairs. 0x4300 is 128: codes below 128 fit its low mantissa bits exactly, so that subtracting 128 leaves the code.
+// Before sm_90 there is only the fused form: a * 1 - b and a * b - 0 round alike.
+__device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
 __device__ __forceinline__ uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
   uint32_t d;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
+#else
+  return fma_bf16x2(a, 0x3f803f80u, b ^ 0x80008000u);
+#endif
 }
 __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
+#else
+  return fma_bf16x2(a, b, 0x80008000u);
+#endif
 }
 // (a & mask) | bits in one instruction; with both constants as immediates the compiler takes two.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
