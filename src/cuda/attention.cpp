@@ -44,9 +44,7 @@ void CudaOps::attend(const Attn& attn, View q, View out) {
   if (!mla_decode_supports(args)) return done(launch_attend_generic(args, stream_), "attend");
   const size_t mark = temp_mark();
   args.n_splits = mla_decode_splits(args.n_rows, args.heads, attn.batch->max_kv);
-  args.clustered = mla_decode_clusters(args.n_splits, hopper_);
-  if (args.n_splits > 1 && !args.clustered)
-    args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (l.v_dim + 1)).data);
+  if (args.n_splits > 1) args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (l.v_dim + 1)).data);
   done(launch_mla_decode(args, stream_), "attend");
   temp_release(mark);
 }

@@ -86,8 +86,8 @@ class CudaOps final : public Ops {
   };
   Input input_for(const Segment& segment, View x, int heads, int head_cols);
   void multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x);
-  // x [T, heads * cols] in the column order of `tile`.
-  Input permuted(const Input& in, int rows, int heads, int cols, Tile tile);
+  // x into its blocked form, then the product on wgmma.
+  void launch_blocked(GemmArgs args, const char* op);
   void multiply_halves(const GemmArgs& args, const CudaPacked& packed, View x);
   static GemmArgs output_of(View y, int col);
   static void set_output(GemmArgs& args, View y, int col);

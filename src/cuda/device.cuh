@@ -26,28 +26,19 @@ __device__ __forceinline__ void pdl_trigger() {
 #endif
 }
 
-// Blocks that differ in z alone form clusters of `cluster`; 1: none.
 template <typename... Params, typename... Args>
-cudaError_t launch_clusters(void (*kernel)(Params...), dim3 grid, int cluster, int threads, size_t shared, cudaStream_t stream,
-                            Args... args) {
+cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared, cudaStream_t stream, Args... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = static_cast<unsigned>(cluster);
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
-}
-template <typename... Params, typename... Args>
-cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared, cudaStream_t stream, Args... args) {
-  return launch_clusters(kernel, grid, 1, threads, shared, stream, args...);
 }
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

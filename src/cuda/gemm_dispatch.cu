@@ -38,44 +38,68 @@ cudaError_t launch_gemm_tile(const GemmArgs& a, cudaStream_t stream) {
 
 namespace {
 
-// A thread per 64 bytes: 32 columns as 16 words, rearranged as permuted_column says.
-__global__ void permute_kernel(const uint4* x, int64_t x_stride, uint4* y, int64_t y_stride, int groups, bool q6) {
+// A thread per 64 bytes: 32 columns as 16 words of a row, in the places of permuted_column. blockIdx.x: tile (z: head), blockIdx.y: 16
+// rows.
+__global__ void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* to, bool q6) {
   pdl_trigger();
   pdl_wait();
-  const int group = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (group >= groups) return;
-  const uint4* from = x + static_cast<int64_t>(blockIdx.y) * x_stride + group * 4;
-  uint4* to = y + static_cast<int64_t>(blockIdx.y) * y_stride + group * 4;
-  const uint4 a = from[0], b = from[1], c = from[2], d = from[3];
-  if (q6) {
-    to[0] = make_uint4(a.x, a.z, b.x, b.z);
-    to[1] = make_uint4(a.y, a.w, b.y, b.w);
-    to[2] = make_uint4(c.x, c.z, d.x, d.z);
-    to[3] = make_uint4(c.y, c.w, d.y, d.w);
+  int begin = static_cast<int>(blockIdx.x) * a.tile_rows, count = 0;
+  const int* list = nullptr;
+  if (a.rowing == Rowing::moe_tiles) {
+    const int3 tile = a.moe.tiles[blockIdx.x];
+    begin = tile.y, count = tile.z, list = a.moe.order;
   } else {
-    to[0] = make_uint4(a.x, b.x, c.x, d.x);
-    to[1] = make_uint4(a.y, b.y, c.y, d.y);
-    to[2] = make_uint4(a.z, b.z, c.z, d.z);
-    to[3] = make_uint4(a.w, b.w, c.w, d.w);
+    count = min(a.tile_rows, a.n_rows - begin);
+  }
+  const int groups = a.w.cols / 32, first = static_cast<int>(blockIdx.y) * 16, last = min(first + 16, count);
+  const int64_t tile_at = static_cast<int64_t>(blockIdx.z * gridDim.x + blockIdx.x) * (groups / 2);
+  for (int i = static_cast<int>(threadIdx.x); i < (last - first) * groups; i += static_cast<int>(blockDim.x)) {
+    const int r = first + i / groups, group = i % groups;
+    int row = list != nullptr ? list[begin + r] : begin + r;
+    if (a.x_by_token) row /= a.moe.top_k;
+    const uint4* from =
+        reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + row * a.x_stride + static_cast<int>(blockIdx.z) * a.x_head) +
+        group * 4;
+    const uint4 v0 = from[0], v1 = from[1], v2 = from[2], v3 = from[3];
+    uint8_t* piece = to + ((tile_at + (group >> 1)) * a.tile_rows + r) * 128;
+    const auto put = [&](int unit, uint4 v) { *reinterpret_cast<uint4*>(piece + (((4 * (group & 1) + unit) ^ (r & 7)) << 4)) = v; };
+    if (q6) {
+      put(0, make_uint4(v0.x, v0.z, v1.x, v1.z));
+      put(1, make_uint4(v0.y, v0.w, v1.y, v1.w));
+      put(2, make_uint4(v2.x, v2.z, v3.x, v3.z));
+      put(3, make_uint4(v2.y, v2.w, v3.y, v3.w));
+    } else {
+      put(0, make_uint4(v0.x, v1.x, v2.x, v3.x));
+      put(1, make_uint4(v0.y, v1.y, v2.y, v3.y));
+      put(2, make_uint4(v0.z, v1.z, v2.z, v3.z));
+      put(3, make_uint4(v0.w, v1.w, v2.w, v3.w));
+    }
   }
 }
 
 }  // namespace
 
-cudaError_t launch_permute(Mat x, Mat y, ColumnOrder order, cudaStream_t stream) {
-  const int groups = x.cols / 32;
-  return launch(permute_kernel, dim3(static_cast<unsigned>(ceil_div(groups, 64)), static_cast<unsigned>(x.rows)), 64, 0, stream,
-                static_cast<const uint4*>(x.data), x.stride / 8, static_cast<uint4*>(y.data), y.stride / 8, groups,
-                order == ColumnOrder::q6);
+// The largest tile that still gives most of 132 multiprocessors a block.
+int wgmma_rows(const GemmArgs& a) {
+  if (a.rowing == Rowing::moe_tiles) return a.moe.tile;
+  const int blocks = ceil_div(a.w.out, a.swiglu ? 64 : 128) * a.n_heads;
+  int rows = 128;
+  while (rows > 32 && (rows / 2 >= a.n_rows || blocks * ceil_div(a.n_rows, rows) < 110)) rows /= 2;
+  return rows;
+}
+int wgmma_tiles(const GemmArgs& a, int rows) {
+  return a.rowing == Rowing::moe_tiles ? a.moe.max_tiles : ceil_div(a.n_rows, rows) * (a.rowing == Rowing::heads ? a.n_heads : 1);
+}
+
+cudaError_t launch_block_rows(const GemmArgs& a, void* to, cudaStream_t stream) {
+  const int heads = a.rowing == Rowing::heads ? a.n_heads : 1;
+  const dim3 grid(static_cast<unsigned>(wgmma_tiles(a, a.tile_rows) / heads), static_cast<unsigned>(a.tile_rows / 16),
+                  static_cast<unsigned>(heads));
+  return launch(block_rows_kernel, grid, 256, 0, stream, a, static_cast<uint8_t*>(to), column_order(a.w.tile) == ColumnOrder::q6);
 }
 
 cudaError_t launch_gemm_wgmma(const GemmArgs& a, cudaStream_t stream) {
-  int rows = a.moe.tile;
-  if (a.rowing != Rowing::moe_tiles) {  // the largest tile that still gives most of 132 multiprocessors a block
-    const int blocks = ceil_div(a.w.out, a.swiglu ? 64 : 128) * a.n_heads;
-    for (rows = 128; rows > 32 && (rows / 2 >= a.n_rows || blocks * ceil_div(a.n_rows, rows) < 110); rows /= 2) {
-    }
-  }
+  const int rows = a.tile_rows;
   switch (a.w.tile) {
     case Tile::bf16: return launch_wgmma_bf16(a, rows, stream);
     case Tile::q4g32: return launch_wgmma_q4g32(a, rows, stream);

@@ -305,7 +305,7 @@ template <Tile kTile>
 cudaError_t launch_stream_format(const GemmArgs& a, int col_tiles, cudaStream_t stream) {
   const bool moe = a.rowing == Rowing::moe_inline || a.rowing == Rowing::moe_tiles;
   const bool two = a.swiglu || a.w.out >= 8192 || (moe && a.w.out >= 1024) || a.w.cols <= 256;
-  if (two && col_tiles == 1 && (a.rowing == Rowing::moe_inline || (a.swiglu && a.w.out <= 4096)))
+  if (two && col_tiles == 1 && ((a.rowing == Rowing::moe_inline && a.moe.n_pairs <= 8) || (a.swiglu && !moe && a.w.out <= 4096)))
     return launch_stream_instance<kTile, 2, 1, 8>(a, stream);
   switch (col_tiles) {
     case 1: return two ? launch_stream_instance<kTile, 2, 1, 4>(a, stream) : launch_stream_instance<kTile, 1, 1, 8>(a, stream);

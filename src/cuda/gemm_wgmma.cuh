@@ -1,7 +1,7 @@
 // The product for many rows on Hopper: 128 outputs (two warpgroups of 64 rows of W; with swiglu 64 gates and their ups) for kN rows of x.
 // W goes from memory to registers two chunks ahead, is turned into bf16 there, and is wgmma's A operand; x is its B operand in shared
-// memory. The columns of x must have been put into the order of the records (launch_permute), since registers hold them in that order.
-// While one chunk is multiplied, its successor's weights are converted.
+// memory, where one bulk copy per chunk puts it: launch_block_rows has gathered its rows and laid them out. While one chunk is multiplied,
+// its successor's weights are converted.
 #pragma once
 
 #include "cuda/formats.cuh"
@@ -28,12 +28,17 @@ template <Tile kTile, int kN>
 __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ GemmArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = WgmmaShape<kN>;
-  constexpr int kStages = Shape::kStages, kUnits = kN / 32;  // 16-byte units that a thread copies per stage
+  constexpr int kStages = Shape::kStages;
   extern __shared__ uint8_t raw_shared[];
+  __shared__ uint64_t full[kStages];
   uint8_t* shared = raw_shared + ((1024 - (shared_address(raw_shared) & 1023)) & 1023);
   pdl_trigger();
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int group = warp >> 2, n_chunks = a.w.cols / kRecordCols, block = static_cast<int>(blockIdx.x);
+  if (thread == 0) {
+    for (int i = 0; i < kStages; ++i) barrier_init(&full[i], 1);
+    fence_async_proxy();
+  }
   pdl_wait();
 
   int matrix = 0, begin = static_cast<int>(blockIdx.y) * kN, count = 0, head = 0;
@@ -46,25 +51,15 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
     count = min(kN, a.n_rows - begin);
     if (a.rowing == Rowing::heads) matrix = head = static_cast<int>(blockIdx.z);
   }
-  const auto y_row = [&](int i) { return list != nullptr ? list[begin + i] : begin + i; };
-
-  const bf16* from[kUnits];
-#pragma unroll
-  for (int i = 0; i < kUnits; ++i) {
-    int row = y_row(min(i * 32 + (thread >> 3), count - 1));
-    if (a.x_by_token) row /= a.moe.top_k;
-    from[i] = static_cast<const bf16*>(a.x) + row * a.x_stride + head * a.x_head + (thread & 7) * 8;
-  }
-  const auto copy = [&](int chunk) {
-    if (chunk < n_chunks) {
-      uint8_t* stage = shared + (chunk % kStages) * Shape::kStageBytes;
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        const int r = i * 32 + (thread >> 3);
-        cp_async16(stage + r * 128 + (((thread & 7) ^ (r & 7)) << 4), from[i] + chunk * kRecordCols, r < count);
-      }
-    }
-    cp_async_commit();
+  __syncthreads();
+  const int x_tile = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
+  const uint8_t* x = static_cast<const uint8_t*>(a.x) + static_cast<int64_t>(x_tile) * n_chunks * Shape::kStageBytes;
+  const auto copy = [&](int chunk) {  // by one thread
+    if (chunk >= n_chunks) return;
+    uint64_t* barrier = &full[chunk % kStages];
+    barrier_expect(barrier, Shape::kStageBytes);
+    bulk_copy(shared + (chunk % kStages) * Shape::kStageBytes, x + static_cast<int64_t>(chunk) * Shape::kStageBytes, Shape::kStageBytes,
+              barrier);
   };
 
   const int last_tile = (a.w.out + 15) / 16 - 1, tile = min(a.swiglu ? block * 4 + (warp & 3) : block * 8 + warp, last_tile);
@@ -83,8 +78,8 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
     stored[slot].load(chunk < n_chunks, weights + static_cast<int64_t>(chunk) * kChunkBytes, lane, next);
   };
 
-#pragma unroll
-  for (int i = 0; i < kStages - 2; ++i) copy(i);
+  if (thread == 0)
+    for (int i = 0; i < kStages - 2; ++i) copy(i);
   load(0, 0);
   load(1, 1);
   float acc[kN / 2] = {};
@@ -97,9 +92,9 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
         stored[slot].weights(0, operand[slot][0]);
         stored[slot].weights(1, operand[slot][1]);
         load(slot, chunk + 2);
-        cp_async_wait<kStages - 3>();
-        fence_async_proxy();
-        __syncthreads();
+        __syncthreads();  // everyone is done with the chunk before the last one, whose stage is filled again
+        if (thread == 0) copy(chunk + kStages - 2);
+        barrier_wait(&full[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1u);
         const uint8_t* stage = shared + (chunk % kStages) * Shape::kStageBytes;
         wgmma_fence();
 #pragma unroll
@@ -107,13 +102,11 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
 #pragma unroll
           for (int m = 0; m < 2; ++m) wgmma_bf16<kN>(acc, operand[slot][s][m], wgmma_operand(stage + (2 * s + m) * 32));
         wgmma_commit();
-        wgmma_wait<1>();  // the chunk before this one is done: its registers and, after the next barrier, its stage are free
-        copy(chunk + kStages - 2);
+        wgmma_wait<1>();  // the chunk before this one is done
       }
     }
   }
   wgmma_wait<0>();
-  cp_async_wait<0>();
   __syncthreads();
 
   float* out = reinterpret_cast<float*>(shared);
@@ -130,8 +123,13 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
     float v = out[row * Shape::kOutPitch + col];
     if (a.swiglu) v = v / (1.0f + __expf(-v)) * out[row * Shape::kOutPitch + 64 + col];
     if (a.bias != nullptr) v += a.bias[to];
-    const int place = a.y_order == ColumnOrder::plain ? to : permuted_column(a.y_order == ColumnOrder::q6, to);
-    const int64_t at = y_row(row) * a.y_stride + head * a.y_head + place;
+    if (a.y_order != ColumnOrder::plain) {
+      const int at = permuted_column(a.y_order == ColumnOrder::q6, to & 63);
+      const int64_t piece = static_cast<int64_t>(x_tile) * a.y_chunks + (to >> 6);
+      static_cast<bf16*>(a.y)[(piece * kN + row) * 64 + ((((at >> 3) ^ (row & 7)) << 3) | (at & 7))] = from_f32<bf16>(v);
+      continue;
+    }
+    const int64_t at = (list != nullptr ? list[begin + row] : begin + row) * a.y_stride + head * a.y_head + to;
     if (a.y_is_f32) {
       float* y = static_cast<float*>(a.y) + at;
       *y = a.beta != 0.0f ? fmaf(a.beta, *y, v) : v;
@@ -153,6 +151,7 @@ cudaError_t launch_wgmma_instance(const GemmArgs& a, cudaStream_t stream) {
   if (raised != cudaSuccess) return raised;
   dim3 grid(static_cast<unsigned>(ceil_div(a.w.out, a.swiglu ? 64 : 128)));
   grid.y = static_cast<unsigned>(a.rowing == Rowing::moe_tiles ? a.moe.max_tiles : ceil_div(a.n_rows, kN));
+  if (a.tile_rows != kN) return cudaErrorInvalidValue;
   if (a.rowing == Rowing::heads) grid.z = static_cast<unsigned>(a.n_heads);
   return launch(wgmma_kernel<kTile, kN>, grid, 256, Shape::kSharedBytes, stream, a);
 }

@@ -78,12 +78,10 @@ enum class Rowing : uint8_t {
   moe_inline,  // blockIdx.y = pair; the first pair of each expert takes all of its pairs (few pairs, no plan)
   moe_tiles,   // blockIdx.y = tile of the plan
 };
-// The order of activation columns: as they are, or as records hold them (q6g16, and all others), for the kernels on wgmma.
+// Activations as the kernels on wgmma want them, for weights of one tile form: [tile][cols / 64][tile_rows][64], each piece of
+// tile_rows x 128 bytes as it will lie in shared memory (128-byte swizzle), columns in the order of the records.
 enum class ColumnOrder : uint8_t { plain, records, q6 };
 constexpr ColumnOrder column_order(Tile tile) { return tile == Tile::q6g16 ? ColumnOrder::q6 : ColumnOrder::records; }
-// y = x with the columns of each head in that order; cols a multiple of 32 per head.
-cudaError_t launch_permute(Mat x, Mat y, ColumnOrder order, cudaStream_t stream);
-
 struct GemmArgs {
   Segment w;                      // rows [row_begin, ...) of y; with swiglu, gate rows
   const uint8_t* w_up = nullptr;  // swiglu: the up rows, in the same form
@@ -98,8 +96,10 @@ struct GemmArgs {
   float beta = 0.0f;
   const float* bias = nullptr;  // [out] or null
   bool swiglu = false;
-  ColumnOrder x_order = ColumnOrder::plain;  // what x is in already
-  ColumnOrder y_order = ColumnOrder::plain;  // wgmma: of the columns written
+  // wgmma: rows of x per block; x is in the blocked form of w. y_order: plain, or y is blocked likewise, y_chunks pieces of 64 columns.
+  int tile_rows = 0;
+  ColumnOrder y_order = ColumnOrder::plain;
+  int y_chunks = 0;
   Rowing rowing = Rowing::dense;
   int n_heads = 1;
   int x_head = 0, y_head = 0;  // columns per head
@@ -119,7 +119,11 @@ struct GemmArgs {
 cudaError_t launch_gemm_stream(const GemmArgs& args, cudaStream_t stream);
 // Many rows: tiles of 128 outputs x 64 or 128 rows on the tensor cores.
 cudaError_t launch_gemm_tile(const GemmArgs& args, cudaStream_t stream);
-// The same on sm_90a; x must be in the column order of w.
+// The same on sm_90a. First the rows per block (0 < rows <= 128) and the number of tiles for these args, then x into its blocked form at
+// `to` [n_tiles * rows, cols], then the product with x = to.
+int wgmma_rows(const GemmArgs& args);
+int wgmma_tiles(const GemmArgs& args, int rows);
+cudaError_t launch_block_rows(const GemmArgs& args, void* to, cudaStream_t stream);
 cudaError_t launch_gemm_wgmma(const GemmArgs& args, cudaStream_t stream);
 // Any rows, f32 arithmetic, weights f32 or bf16: the slow and exact form.
 cudaError_t launch_gemm_simt(const GemmArgs& args, cudaStream_t stream);
@@ -154,13 +158,11 @@ struct AttendArgs {
   float scale = 1.0f;
   Mat q, out;
   int n_splits = 1;
-  bool clustered = false;    // the parts of a row are combined within a cluster of blocks (sm_90)
   float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
 };
 cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 bool mla_decode_supports(const AttendArgs& args);
 int mla_decode_splits(int n_rows, int heads, int max_kv);
-bool mla_decode_clusters(int n_splits, bool hopper);
 cudaError_t launch_mla_decode(const AttendArgs& args, cudaStream_t stream);
 
 // One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].

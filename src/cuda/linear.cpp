@@ -8,7 +8,7 @@ namespace {
 // Rows up to which the weights are streamed, once per 32 rows. A large output is enough blocks for tensor-core tiles from fewer rows on.
 bool streams(const Segment& w, int rows) {
   if (w.tile == Tile::bf16) return rows <= 32;
-  return rows <= (w.out >= 16384 ? 16 : 64);
+  return rows <= (w.out >= 16384 ? 32 : 64);
 }
 
 }  // namespace
@@ -44,21 +44,15 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   if (segment.tile == Tile::bf16 && args.rowing == Rowing::dense && !args.swiglu && cublas_ != nullptr && cublas_->multiply(args, stream_))
     return;
   if (!hopper_) return done(launch_gemm_tile(args, stream_), "linear");
-  const Input in = permuted({args.x, args.x_stride, args.x_head}, args.n_rows, args.n_heads, segment.cols, segment.tile);
-  args.x = in.data;
-  args.x_stride = in.stride;
-  args.x_head = in.head;
-  done(launch_gemm_wgmma(args, stream_), "linear");
+  launch_blocked(args, "linear");
 }
 
-CudaOps::Input CudaOps::permuted(const Input& in, int rows, int heads, int cols, Tile tile) {
-  const View to = temp(DType::bf16, rows, heads * cols);
-  const int64_t step = heads == 1 ? 0 : in.head;
-  for (int h = 0; h < heads; ++h) {
-    const Mat from{static_cast<std::byte*>(const_cast<void*>(in.data)) + h * step * 2, DType::bf16, rows, cols, in.stride};
-    done(launch_permute(from, mat_of(to.cols(h * cols, cols)), column_order(tile), stream_), "permute");
-  }
-  return {to.data, to.stride[0], cols};
+void CudaOps::launch_blocked(GemmArgs args, const char* op) {
+  args.tile_rows = wgmma_rows(args);
+  const View x = temp(DType::bf16, wgmma_tiles(args, args.tile_rows) * args.tile_rows, args.w.cols);
+  done(launch_block_rows(args, x.data, stream_), op);
+  args.x = x.data;
+  done(launch_gemm_wgmma(args, stream_), op);
 }
 
 void CudaOps::multiply_halves(const GemmArgs& common, const CudaPacked& packed, View x) {

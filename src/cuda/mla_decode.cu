@@ -2,63 +2,14 @@
 // FlashDecoding). A block takes 16 heads of one row and a part of its context, 64 keys at a time: the rows come in by bulk copies, two
 // blocks of them in turn; 8 warps score 8 keys each, then each weighs 64 of the 512 value columns, all repeating the cheap softmax of 16
 // x 64. Per 64 keys: 73.7 kB from memory against 544 mma, so the reading of the cache is what limits it.
-#include <cooperative_groups.h>
-
 #include "cuda/attend_rows.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kMaxCluster = 8;  // parts that are combined through shared memory
 constexpr int kHeads = 16, kKeys = 64, kK = 576, kV = 512, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
 constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kKeys * kPitch * 2, kScoreBytes = kHeads * kScorePitch * 4;
 constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
-
-#if __CUDA_ARCH__ >= 900
-// The parts of a row lie in the shared memory of the blocks of a cluster; each block writes its share of the 16 x 512 results.
-__device__ __forceinline__ void combine_cluster(const AttendArgs& a, float* sums, float* stats, bf16* out, int n_heads) {
-  namespace cg = cooperative_groups;
-  __shared__ float weights[kMaxCluster][kHeads];
-  const cg::cluster_group cluster = cg::this_cluster();
-  const int thread = static_cast<int>(threadIdx.x), n = a.n_splits;
-  cluster.sync();
-  if (thread < kHeads) {
-    float m[kMaxCluster], l[kMaxCluster], largest = -INFINITY, total = 0.0f;
-#pragma unroll
-    for (int s = 0; s < kMaxCluster; ++s) {
-      m[s] = -INFINITY, l[s] = 0.0f;
-      if (s < n) {
-        const float* other = cluster.map_shared_rank(stats, static_cast<unsigned>(s));
-        m[s] = other[thread], l[s] = other[kHeads + thread];
-      }
-      largest = fmaxf(largest, m[s]);
-    }
-#pragma unroll
-    for (int s = 0; s < kMaxCluster; ++s) {
-      m[s] = m[s] == -INFINITY ? 0.0f : exp2f(m[s] - largest);
-      total += m[s] * l[s];
-    }
-#pragma unroll
-    for (int s = 0; s < kMaxCluster; ++s) weights[s][thread] = total > 0.0f ? m[s] / total : 0.0f;
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(cluster.block_rank()) * kThreads + thread; i < kHeads * kV / 4; i += n * kThreads) {
-    const int head = i / (kV / 4);
-    if (head >= n_heads) break;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int s = 0; s < kMaxCluster; ++s) {
-      if (s < n) {
-        const float4 x = *reinterpret_cast<const float4*>(cluster.map_shared_rank(sums, static_cast<unsigned>(s)) + i * 4);
-        const float w = weights[s][head];
-        v.x = fmaf(w, x.x, v.x), v.y = fmaf(w, x.y, v.y), v.z = fmaf(w, x.z, v.z), v.w = fmaf(w, x.w, v.w);
-      }
-    }
-    *reinterpret_cast<uint2*>(out + i * 4) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
-  }
-  cluster.sync();  // nobody leaves while others read its memory
-}
-#endif
 
 __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_constant__ AttendArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -76,7 +27,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
   float* part_lse =
       a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV + static_cast<int64_t>(split * a.n_rows + row) * a.heads;
   bf16* out = static_cast<bf16*>(a.out.data) + row * a.out.stride;
-  if (first >= last && !a.clustered) {
+  if (first >= last) {
     pdl_wait();
     if (a.n_splits > 1) {
       if (thread < kHeads && head0 + thread < a.heads) part_lse[head0 + thread] = -INFINITY;
@@ -230,23 +181,6 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
     copy(block + 2);
   }
 
-#if __CUDA_ARCH__ >= 900
-  if (a.clustered) {
-    float* sums = reinterpret_cast<float*>(stages);  // [16][512]
-    float* stats = scores;                           // [2][16]: largest, sum
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-      sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-      if (warp == 0 && c == 0) stats[g + 8 * h] = largest[h], stats[16 + g + 8 * h] = sum[h];
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-        *reinterpret_cast<float2*>(sums + (g + 8 * h) * kV + warp * 64 + n * 8 + 2 * c) = make_float2(acc[n][2 * h], acc[n][2 * h + 1]);
-    }
-    combine_cluster(a, sums, stats, out + head0 * kV, a.heads - head0);
-    return;
-  }
-#endif
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
@@ -313,20 +247,19 @@ int mla_decode_splits(int n_rows, int heads, int max_kv) {
   int best = 1;
   double best_cost = 1e30;
   for (int s = 1; s <= kMaxSplits && s <= blocks; ++s) {
-    const double combining = s == 1 ? 0.0 : s <= kMaxCluster ? 0.7 : 2.0 + 0.03 * s;
+    const double combining = s == 1 ? 0.0 : 1.0 + 0.02 * s;
     const double cost = ceil_div(groups * s, 132) * (ceil_div(blocks, s) + 1.5) + combining;
     if (cost < best_cost) best_cost = cost, best = s;
   }
   return best;
 }
-bool mla_decode_clusters(int n_splits, bool hopper) { return hopper && n_splits > 1 && n_splits <= kMaxCluster; }
 
 cudaError_t launch_mla_decode(const AttendArgs& a, cudaStream_t stream) {
   static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (raised != cudaSuccess) return raised;
   const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
-  const cudaError_t error = launch_clusters(mla_decode_kernel, grid, a.clustered ? a.n_splits : 1, kThreads, kSharedBytes, stream, a);
-  if (error != cudaSuccess || a.n_splits == 1 || a.clustered) return error;
+  const cudaError_t error = launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
+  if (error != cudaSuccess || a.n_splits == 1) return error;
   return launch(combine_kernel, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads)), 128, 0, stream, a);
 }
 

@@ -13,7 +13,7 @@ constexpr int kF32Pairs = 4096;   // up to here the experts' results are held in
 // Rows of x per block of the three kernels, by pairs per expert.
 int tile_rows(int n_pairs, int n_experts, bool hopper, bool& stream) {
   const int each = n_pairs / n_experts;
-  stream = each <= (hopper ? 4 : 24);
+  stream = each <= (hopper ? 10 : 24);
   if (stream) return each <= 4 ? 8 : each <= 10 ? 16 : 32;
   if (hopper && each <= 24) return 32;
   return each <= 64 ? 64 : 128;
@@ -50,13 +50,8 @@ void CudaOps::launch_grouped(GemmArgs args) {
   if (args.w.tile == Tile::f32) return done(launch_gemm_simt(args, stream_), "moe");
   if (args.moe.streamed) return done(launch_gemm_stream(args, stream_), "moe");
   if (!hopper_) return done(launch_gemm_tile(args, stream_), "moe");
-  if (args.x_order == ColumnOrder::plain) {
-    const int rows = args.x_by_token ? args.moe.n_pairs / args.moe.top_k : args.moe.n_pairs;
-    const Input in = permuted({args.x, args.x_stride, 0}, rows, 1, args.w.cols, args.w.tile);
-    args.x = in.data;
-    args.x_stride = in.stride;
-  }
-  done(launch_gemm_wgmma(args, stream_), "moe");
+  if (args.tile_rows == 0) return launch_blocked(args, "moe");
+  done(launch_gemm_wgmma(args, stream_), "moe");  // the product before has left x in its blocked form
 }
 
 // All segments of a stack, for the pairs of `common`.
@@ -141,27 +136,34 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   plan_moe(common.moe);
   common.rowing = common.moe.tile > 0 ? Rowing::moe_tiles : Rowing::moe_inline;
 
+  GemmArgs up = common, down = common;
   const CudaPacked &up_packed = packed_of(experts.gate_up), &down_packed = packed_of(experts.down);
   const Segment& down_form = down_packed.segments[0];
   const bool has_shared = static_cast<bool>(experts.shared_gate_up);
   const View hs = has_shared ? temp(activation(), n_tokens, experts.shared_down.in) : View{};
   const View shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
-  const View h = temp(activation(), n_pairs, down_form.cols);
-  if (down_form.cols != inner) check_cuda(cudaMemsetAsync(h.data, 0, static_cast<size_t>(n_pairs) * h.row_bytes(), stream_), "moe");
+  // With the kernels on wgmma the first product leaves its rows as the second wants them.
+  const bool fusable = halves(up_packed, experts.gate_up.out, up.w, up.w_up);
+  const bool blocked = hopper_ && fusable && !common.moe.streamed && up.w.tile != Tile::f32 && down_packed.segments.size() == 1;
+  const View h = temp(activation(), blocked ? common.moe.max_tiles * common.moe.tile : n_pairs, down_form.cols);
+  if (down_form.cols != inner) check_cuda(cudaMemsetAsync(h.data, 0, static_cast<size_t>(h.n_rows()) * h.row_bytes(), stream_), "moe");
 
   const Input in = input_for(up_packed.segments[0], x, 1, x.n_cols());
-  GemmArgs up = common, down = common;
   up.x = in.data;
   up.x_stride = in.stride;
   up.x_is_f32 = down.x_is_f32 = x.dtype == DType::f32;
   up.x_by_token = true;
   bool joined = false;
-  if (halves(up_packed, experts.gate_up.out, up.w, up.w_up)) {
+  if (fusable) {
     set_output(up, h, 0);
     up.swiglu = true;
     up.first_matrix = experts.gate_up.first;
     joined = has_shared && join_shared_up(experts, hs, up);
-    if (hopper_ && !up.moe.streamed && down_packed.segments.size() == 1) up.y_order = down.x_order = column_order(down_form.tile);
+    if (blocked) {
+      up.y_order = column_order(down_form.tile);
+      up.y_chunks = down_form.cols / kRecordCols;
+      down.tile_rows = common.moe.tile;
+    }
     launch_grouped(up);
   } else {
     const View both = temp(activation(), n_pairs, 2 * inner);
