@@ -6,6 +6,7 @@
 
 #include "cpu/cpu_ops_impl.h"
 #include "cpu/features.h"
+#include "cpu/wide_pack.h"
 
 namespace cachalot {
 
@@ -32,8 +33,9 @@ CpuOps::CpuOps(const CpuOptions& options)
     : kernels_(select_kernels()),
       pool_(options.pool ? options.pool : std::make_shared<ThreadPool>(options.n_threads, options.pin)),
       arena_(arena_memory),
+      int8_activations_(options.int8_activations && kernels_.wide.quantise != nullptr),
       scratch_(static_cast<size_t>(pool_->size())) {
-  name_ = std::string("cpu-") + kernels_.name;
+  name_ = std::string("cpu-") + kernels_.name + (int8_activations_ ? "-int8" : "");
 }
 
 const CpuPacked& packed_of(const Linear& w) {
@@ -45,7 +47,7 @@ const CpuPacked& packed_of(const Linear& w) {
 }
 
 Linear CpuOps::pack(std::span<const LinearSource> row_segments) {
-  auto packed = pack_weights(row_segments, weights_, *pool_);
+  auto packed = pack_weights(row_segments, weights_, *pool_, int8_activations_ ? &kernels_.wide : nullptr);
   return {.out = packed->out, .in = packed->in, .n_matrices = packed->n_matrices, .first = 0, .packed = packed};
 }
 
@@ -77,6 +79,21 @@ float* CpuOps::scratch(int worker, size_t n) {
   return reinterpret_cast<float*>(s.memory.get());
 }
 
+const float* CpuOps::table_row(const CpuPacked& w, const Segment& s, int matrix, int row, int worker) {
+  float* const values = scratch(worker, static_cast<size_t>(kGroupRows) * static_cast<size_t>(w.padded_in));
+  if (s.wide) {
+    const WideRows group = w.wide_rows(s, matrix, row / kWideRows * kWideRows, kWideRows);
+    for (int u = 0; u < group.n_units; ++u)
+      unpack_wide_row(s.codec, {group.unit_elems, group.unit_bytes},
+                      group.data + static_cast<size_t>(u) * static_cast<size_t>(group.unit_bytes), row % kWideRows,
+                      values + u * group.unit_elems);
+    return values;
+  }
+  const int first = row / kGroupRows * kGroupRows;
+  kernels_.decode[static_cast<int>(s.codec)](w.rows(s, matrix, first, kGroupRows), values, w.padded_in);
+  return values + static_cast<int64_t>(row - first) * w.padded_in;
+}
+
 void CpuOps::embed(const Linear& table, View ids, View x) {
   const CpuPacked& w = packed_of(table);
   const auto tokens = ints(ids);
@@ -92,10 +109,7 @@ void CpuOps::embed(const Linear& table, View ids, View x) {
     }
     const Segment* s = w.segments.data();
     while (id >= s->first_row + s->n_rows) ++s;
-    const int row = id - s->first_row, group_row = row / kGroupRows * kGroupRows;
-    float* const panel = scratch(worker, static_cast<size_t>(kGroupRows) * static_cast<size_t>(w.padded_in));
-    kernels_.decode[static_cast<int>(s->codec)](w.rows(*s, table.first, group_row, kGroupRows), panel, w.padded_in);
-    const float* const from = panel + static_cast<int64_t>(row - group_row) * w.padded_in;
+    const float* const from = table_row(w, *s, table.first, id - s->first_row, worker);
     if (s->perm.empty()) {
       std::copy_n(from, table.in, out);
     } else {

@@ -19,14 +19,20 @@ namespace cachalot::cpu {
 
 struct AttentionTask;
 
+// What a segment multiplies.
+struct Input {
+  const float* const* rows = nullptr;       // [n_tokens] rows of padded_in
+  const QuantisedRow* quantised = nullptr;  // [n_tokens] for wide segments
+};
+
 // One matrix applied to some rows: y[t] = W x[t]. Several jobs are cut into tasks together, so that the experts of a step, or the heads of
 // a head_linear, fill all workers.
 struct Job {
   const CpuPacked* w = nullptr;
   int matrix = 0;
   int n_tokens = 0;
-  const float* const* const* x = nullptr;  // [n_segments][n_tokens] rows of w->padded_in
-  float* const* y = nullptr;               // [n_tokens] rows of w->out, or of half of it
+  const Input* x = nullptr;   // [n_segments]
+  float* const* y = nullptr;  // [n_tokens] rows of w->out, or of half of it
 };
 
 class CpuOps : public Ops {
@@ -80,9 +86,13 @@ class CpuOps : public Ops {
     }
   }
 
+  // Row `row` of a segment as f32, in the worker's scratch.
+  const float* table_row(const CpuPacked& w, const Segment& s, int matrix, int row, int worker);
   float* const* rows_of(const View& x);  // [n_rows]
-  // The rows that each segment of w multiplies: x itself, or copies that are padded and permuted.
-  const float* const* const* inputs_of(const CpuPacked& w, const float* const* x, int n_tokens);
+  // The rows that each segment of w multiplies: x itself, or copies that are padded and permuted; and for wide segments the rounded ones,
+  // which are `known` when the caller has them for x.
+  const Input* inputs_of(const CpuPacked& w, const float* const* x, int n_tokens, const QuantisedRow* known = nullptr);
+  const QuantisedRow* quantise(const float* const* x, int n_tokens, int n);
   void run_products(std::span<const Job> jobs, float beta);
   void run_swiglu_jobs(std::span<const Job> jobs);
   void run_swiglu(std::span<const Job> jobs);
@@ -97,6 +107,7 @@ class CpuOps : public Ops {
   std::shared_ptr<ThreadPool> pool_;
   Arena arena_;
   HugeMemory weights_;
+  bool int8_activations_;
   struct alignas(64) Scratch {
     std::shared_ptr<std::byte> memory;
     size_t floats = 0;

@@ -48,15 +48,20 @@ bool amx_permitted() {
 }
 #endif
 
-constexpr auto kLevels = std::to_array<IsaLevel>({
 #if defined(__x86_64__)
-  {"avx512", kAvx2 | kFma | kF16c | kAvx512f | kAvx512bw | kAvx512dq | kAvx512vl, &kAvx512Table},
-      {"avx2", kAvx2 | kFma | kF16c, &kAvx2Table},
+constexpr uint32_t kAvx2Needs = kAvx2 | kFma | kF16c, kAvx512Needs = kAvx2Needs | kAvx512f | kAvx512bw | kAvx512dq | kAvx512vl;
+
+// A level is the table below it with some entries replaced.
+const KernelTable& avx512vnni_table() {
+  static const KernelTable table = [] {
+    KernelTable t = kAvx512Table;
+    t.name = "avx512vnni";
+    t.wide = kAvx512VnniKernels;
+    return t;
+  }();
+  return table;
+}
 #endif
-  {
-    "scalar", 0, &kScalarTable
-  }
-});
 
 }  // namespace
 
@@ -96,11 +101,22 @@ std::string feature_names(uint32_t features) {
   return out;
 }
 
-std::span<const IsaLevel> isa_levels() { return kLevels; }
+std::span<const IsaLevel> isa_levels() {
+  static const auto levels = std::to_array<IsaLevel>({
+#if defined(__x86_64__)
+    {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni_table()}, {"avx512", kAvx512Needs, &kAvx512Table},
+        {"avx2", kAvx2Needs, &kAvx2Table},
+#endif
+    {
+      "scalar", 0, &kScalarTable
+    }
+  });
+  return levels;
+}
 
 const KernelTable& select_kernels(uint32_t features, std::string_view forced) {
   std::string known;
-  for (const IsaLevel& level : kLevels) {
+  for (const IsaLevel& level : isa_levels()) {
     const uint32_t missing = level.needs & ~features;
     if (forced.empty()) {
       if (missing == 0) return *level.table;

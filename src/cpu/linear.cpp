@@ -21,7 +21,7 @@ void check_rows(const View& x, const View& y) {
 // Rows that a task of `halves` jobs may take in step: both halves must begin whole groups.
 bool halves_are_groups(const CpuPacked& w) {
   const int half = w.out / 2;
-  if (w.segments.size() == 1) return half % kGroupRows == 0;
+  if (w.segments.size() == 1) return half % (w.any_wide ? kWideRows : kGroupRows) == 0;
   return w.segments.size() == 2 && w.segments[0].n_rows == half;
 }
 
@@ -38,29 +38,54 @@ float* const* CpuOps::rows_of(const View& x) {
   return rows;
 }
 
-const float* const* const* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_tokens) {
+const QuantisedRow* CpuOps::quantise(const float* const* x, int n_tokens, int n) {
+  const auto groups = static_cast<size_t>(n / kChunk);
+  const size_t row_floats = (static_cast<size_t>(n) / sizeof(float) + 4 * groups + 15) / 16 * 16;
+  auto* const rows = take<QuantisedRow>(static_cast<size_t>(n_tokens));
+  float* const memory = take<float>(row_floats * static_cast<size_t>(n_tokens));
+  const auto task = [&](int t, int) {
+    float* const scale = memory + static_cast<size_t>(t) * row_floats;
+    float *const sum32 = scale + groups, *const sum16 = sum32 + groups;
+    auto* const q = reinterpret_cast<int8_t*>(sum16 + 2 * groups);
+    kernels_.wide.quantise(x[t], n, q, scale, sum32, sum16);
+    rows[t] = {.q = q, .scale = scale, .sum32 = sum32, .sum16 = sum16};
+  };
+  constexpr int64_t kSmall = 65536;
+  parallel(n_tokens, static_cast<int64_t>(n_tokens) * n < kSmall, task);
+  return rows;
+}
+
+const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_tokens, const QuantisedRow* known) {
   const auto n = static_cast<size_t>(n_tokens);
-  auto** inputs = take<const float* const*>(w.segments.size());
-  const float* const* padded = nullptr;
+  auto* const inputs = take<Input>(w.segments.size());
+  const float* const* plain = w.padded_in == w.in ? x : nullptr;  // of segments without a permutation
+  const QuantisedRow* plain_quantised = known;
   for (size_t s = 0; s < w.segments.size(); ++s) {
     const auto& perm = w.segments[s].perm;
-    inputs[s] = x;
-    if (!w.needs_own_input || (perm.empty() && w.padded_in == w.in)) continue;
-    if (perm.empty() && padded != nullptr) {
-      inputs[s] = padded;
-      continue;
+    const float* const* from = plain;
+    if (from == nullptr || !perm.empty()) {
+      const auto width = static_cast<size_t>(w.padded_in);
+      float* const copy = take<float>(n * width);
+      const auto** rows = take<const float*>(n);
+      for (size_t t = 0; t < n; ++t) {
+        float* const to = copy + t * width;
+        rows[t] = to;
+        for (int k = 0; k < w.in; ++k) to[k] = x[t][perm.empty() ? k : perm[static_cast<size_t>(k)]];
+        std::fill(to + w.in, to + w.padded_in, 0.0f);
+      }
+      from = rows;
+      if (perm.empty()) plain = rows;
     }
-    const auto width = static_cast<size_t>(w.padded_in);
-    float* const copy = take<float>(n * width);
-    const auto** rows = take<const float*>(n);
-    for (size_t t = 0; t < n; ++t) {
-      float* const to = copy + t * width;
-      rows[t] = to;
-      for (int k = 0; k < w.in; ++k) to[k] = x[t][perm.empty() ? k : perm[static_cast<size_t>(k)]];
-      std::fill(to + w.in, to + w.padded_in, 0.0f);
+    const QuantisedRow* quantised = nullptr;
+    if (w.segments[s].wide) {
+      if (!perm.empty()) {
+        quantised = quantise(from, n_tokens, w.padded_in);
+      } else {
+        if (plain_quantised == nullptr) plain_quantised = quantise(from, n_tokens, w.padded_in);
+        quantised = plain_quantised;
+      }
     }
-    inputs[s] = rows;
-    if (perm.empty()) padded = rows;
+    inputs[s] = {.rows = from, .quantised = quantised};
   }
   return inputs;
 }
@@ -68,7 +93,16 @@ const float* const* const* CpuOps::inputs_of(const CpuPacked& w, const float* co
 void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker) {
   const CpuPacked& w = *job.w;
   const auto codec = static_cast<int>(s.codec);
-  Product product{.x = job.x[segment], .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = nullptr, .beta = beta};
+  if (s.wide) {
+    kernels_.wide.product[codec](w.wide_rows(s, job.matrix, row, n), {.x = job.x[segment].quantised,
+                                                                      .y = y,
+                                                                      .y_col = y_col,
+                                                                      .n_tokens = job.n_tokens,
+                                                                      .bias = s.bias.empty() ? nullptr : s.bias.data() + row,
+                                                                      .beta = beta});
+    return;
+  }
+  Product product{.x = job.x[segment].rows, .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = nullptr, .beta = beta};
   const auto bias = [&](int r) { return s.bias.empty() ? nullptr : s.bias.data() + r; };
   if (job.n_tokens <= kernels_.gemv_max_tokens) {
     product.bias = bias(row);
@@ -87,15 +121,15 @@ void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, in
   }
 }
 
-// Calls task(job, first group, groups, worker) so that the ranges of each job cover its groups: of all segments one after the other, or
-// with `halves` of one half.
+// Calls task(job, first group, groups, worker) so that the ranges of each job cover its groups of 16 rows: of all segments one after the
+// other, or with `halves` of one half.
 template <typename Task>
 void CpuOps::run_jobs(std::span<const Job> jobs, bool halves, const Task& task) {
-  const auto groups_of = [&](const Job& job) { return halves ? (job.w->out / 2 + kGroupRows - 1) / kGroupRows : job.w->n_groups; };
+  const auto groups_of = [&](const Job& job) { return halves ? (job.w->out / 2 + kWideRows - 1) / kWideRows : job.w->n_groups; };
   // Passes over the weights' numbers, in which a tile of tokens counts as one.
   const auto group_cost = [&](const Job& job) {
     const int64_t tiles = (job.n_tokens + kernels_.gemv_max_tokens - 1) / kernels_.gemv_max_tokens;
-    return tiles * kGroupRows * job.w->padded_in * (halves ? 2 : 1);
+    return tiles * kWideRows * job.w->padded_in * (halves ? 2 : 1);
   };
   int64_t total = 0;
   for (const Job& job : jobs) total += group_cost(job) * groups_of(job);
@@ -122,7 +156,7 @@ void CpuOps::run_products(std::span<const Job> jobs, float beta) {
     for (const Segment& s : job.w->segments) {
       const int n = std::min(n_groups, s.n_groups - group);
       if (n > 0) {
-        const int row = group * kGroupRows, rows = std::min(n * kGroupRows, s.n_rows - row);
+        const int row = group * kWideRows, rows = std::min(n * kWideRows, s.n_rows - row);
         multiply(job, s, segment, row, rows, job.y, s.first_row + row, beta, worker);
         n_groups -= n;
         group += n;
@@ -141,9 +175,9 @@ void CpuOps::run_swiglu(std::span<const Job> jobs) {
     const int half = w.out / 2;
     const Segment &gate = w.segments.front(), &up = w.segments.back();
     const int up_segment = static_cast<int>(w.segments.size()) - 1, up_row = w.segments.size() == 1 ? half : 0;
-    const int end = std::min((group + n_groups) * kGroupRows, half);
+    const int end = std::min((group + n_groups) * kWideRows, half);
     const auto n_tokens = static_cast<size_t>(job.n_tokens);
-    for (int row = group * kGroupRows; row < end; row += kMaxPanelRows) {
+    for (int row = group * kWideRows; row < end; row += kMaxPanelRows) {
       const int n = std::min(kMaxPanelRows, end - row);
       multiply(job, gate, 0, row, n, job.y, row, 0.0f, worker);
       // Behind the panel that multiply uses: row pointers, then rows.

@@ -140,14 +140,20 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   Job* const first = take<Job>(static_cast<size_t>(n_experts) + 1);
   Job* const second = take<Job>(static_cast<size_t>(n_experts) + 1);
   size_t n_jobs = 0;
+  // Rows of x are rounded once, not once per expert that sees them.
+  const bool rounds = gate_up.any_wide || (shared && packed_of(experts.shared_gate_up).any_wide);
+  const QuantisedRow* const rounded = rounds ? quantise(rows_of(x), n_tokens, gate_up.padded_in) : nullptr;
+  auto* const rounded_in = take<QuantisedRow>(n_rows);
   const auto add_job = [&](const CpuPacked& up, int up_matrix, const CpuPacked& back, int back_matrix, size_t at, int n) {
-    first[n_jobs] = {.w = &up, .matrix = up_matrix, .n_tokens = n, .x = inputs_of(up, in + at, n), .y = mid + at};
+    first[n_jobs] = {
+        .w = &up, .matrix = up_matrix, .n_tokens = n, .x = inputs_of(up, in + at, n, rounds ? rounded_in + at : nullptr), .y = mid + at};
     second[n_jobs] = {.w = &back, .matrix = back_matrix, .n_tokens = n, .x = nullptr, .y = out + at};
     ++n_jobs;
   };
   if (shared) {  // first, as it has the most rows
     for (size_t t = 0; t < static_cast<size_t>(n_tokens); ++t) {
       in[n_slots + t] = x.row<float>(static_cast<int>(t));
+      if (rounds) rounded_in[n_slots + t] = rounded[t];
       mid[n_slots + t] = h + n_slots * static_cast<size_t>(inner) + t * static_cast<size_t>(shared_inner);
       out[n_slots + t] = parts + (n_slots + t) * static_cast<size_t>(hidden);
     }
@@ -158,6 +164,7 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
     if (begin[e] == begin[e + 1]) continue;
     for (int i = begin[e]; i < begin[e + 1]; ++i) {
       in[i] = x.row<float>(order[i] / top_k);
+      if (rounds) rounded_in[i] = rounded[order[i] / top_k];
       mid[i] = h + static_cast<size_t>(i) * static_cast<size_t>(inner);
       out[i] = parts + static_cast<size_t>(order[i]) * static_cast<size_t>(hidden);
     }
@@ -165,7 +172,12 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   }
   if (n_jobs > 0) {
     run_swiglu_jobs({first, n_jobs});
-    for (size_t j = 0; j < n_jobs; ++j) second[j].x = inputs_of(*second[j].w, first[j].y, second[j].n_tokens);
+    const QuantisedRow* const rounded_mid = down.any_wide ? quantise(mid, begin[n_experts], down.padded_in) : nullptr;
+    for (size_t j = 0; j < n_jobs; ++j) {
+      const auto at = static_cast<size_t>(first[j].y - mid);
+      const bool known = rounded_mid != nullptr && second[j].w == &down && at < n_slots;
+      second[j].x = inputs_of(*second[j].w, first[j].y, second[j].n_tokens, known ? rounded_mid + at : nullptr);
+    }
     run_products({second, n_jobs}, 0.0f);
   }
   const auto add_up = [&](int t, int) {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "cpu/wide_pack.h"
 
 namespace cachalot::cpu {
 namespace {
@@ -95,6 +96,7 @@ void copy_block(const LinearSource& s, const Segment& to, const WeightBytes& w, 
               whole ? static_cast<size_t>(to.block_bytes) : bytes);
 }
 
+// Rows [4 group, 4 group + 4).
 void pack_group(const LinearSource& s, Segment& to, int matrix, int group) {
   const WeightBytes& w = s.matrices[static_cast<size_t>(matrix)];
   const size_t group_bytes = static_cast<size_t>(to.n_blocks) * kGroupRows * static_cast<size_t>(to.block_bytes);
@@ -121,14 +123,34 @@ void check_fit(const LinearSource& first, const LinearSource& s) {
     fail("{}: found {} matrices, expected {} as in {}", s.name, s.n_matrices(), first.n_matrices(), first.name);
 }
 
-Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, ThreadPool& pool) {
+// Rows [16 group, 16 group + 16) in the layout of the segment.
+void pack_rows(const LinearSource& s, Segment& to, int matrix, int group) {
+  if (!to.wide) {
+    for (int g = group * (kWideRows / kGroupRows); g < (group + 1) * (kWideRows / kGroupRows) && g * kGroupRows < s.out; ++g)
+      pack_group(s, to, matrix, g);
+    return;
+  }
+  auto* unit = reinterpret_cast<uint8_t*>(to.data.get()) + static_cast<size_t>(matrix) * to.matrix_bytes +
+               static_cast<size_t>(group) * static_cast<size_t>(to.n_blocks) * static_cast<size_t>(to.block_bytes);
+  for (int u = 0; u < to.n_blocks; ++u, unit += to.block_bytes) pack_wide_unit(s, to.codec, matrix, group, u, unit);
+}
+
+Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, ThreadPool& pool, const WideKernels* wide) {
   Segment out;
   set_blocks(s, out);
   out.first_row = first_row;
   out.n_rows = s.out;
-  out.n_groups = (s.out + kGroupRows - 1) / kGroupRows;
-  const size_t bytes =
-      static_cast<size_t>(out.n_groups) * kGroupRows * static_cast<size_t>(out.n_blocks) * static_cast<size_t>(out.block_bytes);
+  out.n_groups = (s.out + kWideRows - 1) / kWideRows;
+  out.wide = wide != nullptr && wide->product[static_cast<int>(out.codec)] != nullptr && fits_wide(s, out.codec);
+  size_t blocks = static_cast<size_t>(round_up(s.out, kGroupRows)) * static_cast<size_t>(out.n_blocks);
+  if (out.wide) {
+    const WideUnit unit = wide_unit(out.codec, s.group);
+    out.block_elems = unit.elems;
+    out.block_bytes = unit.bytes;
+    out.n_blocks = s.in / unit.elems;
+    blocks = static_cast<size_t>(out.n_groups) * static_cast<size_t>(out.n_blocks);
+  }
+  const size_t bytes = blocks * static_cast<size_t>(out.block_bytes);
   out.matrix_bytes = (bytes + 63) / 64 * 64;
   out.data = memory.take(out.matrix_bytes * static_cast<size_t>(s.n_matrices()));
   out.bias = s.bias;
@@ -141,11 +163,11 @@ Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, T
       std::memcpy(out.scales.data() + at, w.scales.data(), w.scales.size());
     }
   }
-  constexpr int kGroupsPerTask = 16;
+  constexpr int kGroupsPerTask = 4;
   const int tasks_per_matrix = (out.n_groups + kGroupsPerTask - 1) / kGroupsPerTask;
   const auto task = [&](int index, int) {
     const int matrix = index / tasks_per_matrix, begin = index % tasks_per_matrix * kGroupsPerTask;
-    for (int g = begin; g < std::min(begin + kGroupsPerTask, out.n_groups); ++g) pack_group(s, out, matrix, g);
+    for (int g = begin; g < std::min(begin + kGroupsPerTask, out.n_groups); ++g) pack_rows(s, out, matrix, g);
   };
   pool.run(tasks_per_matrix * s.n_matrices(), std::ref(task));
   return out;
@@ -179,7 +201,18 @@ WeightRows CpuPacked::rows(const Segment& s, int matrix, int row, int n) const {
   return found;
 }
 
-std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool) {
+WideRows CpuPacked::wide_rows(const Segment& s, int matrix, int row, int n) const {
+  const size_t group_bytes = static_cast<size_t>(s.n_blocks) * static_cast<size_t>(s.block_bytes);
+  return {.data = reinterpret_cast<const uint8_t*>(s.data.get()) + static_cast<size_t>(matrix) * s.matrix_bytes +
+                  static_cast<size_t>(row / kWideRows) * group_bytes,
+          .n_rows = n,
+          .n_units = s.n_blocks,
+          .unit_bytes = s.block_bytes,
+          .unit_elems = s.block_elems};
+}
+
+std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool,
+                                              const WideKernels* wide) {
   CACHALOT_CHECK(!sources.empty());
   auto packed = std::make_shared<CpuPacked>();
   packed->in = sources[0].in;
@@ -190,10 +223,11 @@ std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sour
     check_fit(sources[0], s);
     if (s.out > (1 << 30) - packed->out)
       fail("{}: found {} rows on top of {}, expected less than 2^30 together", s.name, s.out, packed->out);
-    packed->segments.push_back(pack_segment(s, packed->out, memory, pool));
+    packed->segments.push_back(pack_segment(s, packed->out, memory, pool, wide));
     packed->out += s.out;
     packed->n_groups += packed->segments.back().n_groups;
     packed->needs_own_input = packed->needs_own_input || !s.perm.empty();
+    packed->any_wide = packed->any_wide || packed->segments.back().wide;
   }
   return packed;
 }

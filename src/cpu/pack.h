@@ -1,6 +1,7 @@
 // The packed form of weights: rows in groups of four whose blocks are interleaved, [matrices][groups][blocks][4][block bytes], so that the
 // kernel that multiplies four rows at a time reads one stream. Rows are padded with zeros to whole groups and to 32 columns.
-// Private to src/cpu: kernels see WeightRows, everything else a Linear.
+// With int8 activations the integer formats take the layout of wide_pack.h instead.
+// Private to src/cpu: kernels see WeightRows or WideRows, everything else a Linear.
 #pragma once
 
 #include <memory>
@@ -17,8 +18,10 @@ namespace cachalot::cpu {
 // Rows of one format within a Linear.
 struct Segment {
   Codec codec = Codec::f32;
-  int first_row = 0;             // of the Linear
-  int n_rows = 0, n_groups = 0;  // groups of 4 rows, the last perhaps partly padding
+  int first_row = 0;  // of the Linear
+  int n_rows = 0;
+  int n_groups = 0;   // of 16 rows, by which work is handed out
+  bool wide = false;  // a block is a unit of 16 rows; otherwise blocks of 4 rows are interleaved
   int n_blocks = 0, block_elems = 0, block_bytes = 0;
   size_t matrix_bytes = 0;  // from one matrix of the stack to the next
   std::shared_ptr<std::byte> data;
@@ -33,14 +36,18 @@ class CpuPacked : public Packed {
   [[nodiscard]] size_t bytes() const override;
   // Rows [row, row + n) of segment `s` in matrix `matrix`; row must be a multiple of 4.
   [[nodiscard]] WeightRows rows(const Segment& s, int matrix, int row, int n) const;
+  // The same of a wide segment; row must be a multiple of 16.
+  [[nodiscard]] WideRows wide_rows(const Segment& s, int matrix, int row, int n) const;
 
   int out = 0, in = 0, padded_in = 0, n_matrices = 0;
   int n_groups = 0;              // over all segments
   bool needs_own_input = false;  // rows of x must be copied first: padding or a permutation
+  bool any_wide = false;
   std::vector<Segment> segments;
 };
 
-// Throws Error when the segments do not fit together.
-std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool);
+// Throws Error when the segments do not fit together. `wide` takes the wide layout wherever these kernels have a product for it.
+std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool,
+                                              const WideKernels* wide = nullptr);
 
 }  // namespace cachalot::cpu

@@ -19,6 +19,7 @@ TEST(Features, TakesTheBestLevelWhoseNeedsAreMet) {
   EXPECT_STREQ(select_kernels(kAllAvx2 | kAvx512f | kAvx512bw).name, "avx2");  // AVX-512 of the first generation
   EXPECT_STREQ(select_kernels(kAllAvx512).name, "avx512");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAmxTile).name, "avx512");
+  EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni).name, "avx512vnni");
 }
 
 TEST(Features, ForcedLevelIsTakenOrRefused) {
@@ -26,7 +27,8 @@ TEST(Features, ForcedLevelIsTakenOrRefused) {
   EXPECT_STREQ(select_kernels(kAllAvx512, "avx2").name, "avx2");
   EXPECT_EQ(error_of([] { select_kernels(kAllAvx2 | kAvx512f, "avx512"); }),
             "CACHALOT_ISA: found \"avx512\", but this machine lacks avx512bw avx512dq avx512vl");
-  EXPECT_EQ(error_of([] { select_kernels(kAllAvx512, "neon"); }), "CACHALOT_ISA: found \"neon\", expected one of avx512, avx2, scalar");
+  EXPECT_EQ(error_of([] { select_kernels(kAllAvx512, "neon"); }),
+            "CACHALOT_ISA: found \"neon\", expected one of avx512vnni, avx512, avx2, scalar");
 }
 
 TEST(Features, LevelsFallInOrderAndEachTableIsComplete) {

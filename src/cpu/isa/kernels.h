@@ -89,6 +89,38 @@ struct SoftmaxState {
   float largest = 0.0f, sum = 0.0f;
 };
 
+// ---- products with activations rounded to int8 ----
+
+inline constexpr int kWideRows = 16;  // rows of a group in the wide layout of wide_pack.h, one per 32-bit lane of an AVX-512 register
+
+// A row of activations as int8, in groups of 32 with a scale each: x[k] is about scale[k / 32] * q[k].
+struct QuantisedRow {
+  const int8_t* q = nullptr;     // [n]
+  const float* scale = nullptr;  // [n / 32]: largest magnitude of the group / 127
+  const float* sum32 = nullptr;  // [n / 32]: scale times the sum of the group's codes
+  const float* sum16 = nullptr;  // [n / 16]: the same of each half
+};
+
+// Whole groups of 16 rows of one matrix in the wide layout.
+struct WideRows {
+  const uint8_t* data = nullptr;  // [n_groups][n_units][unit_bytes]
+  int n_rows = 0, n_units = 0, unit_bytes = 0, unit_elems = 0;
+};
+struct WideProduct {
+  const QuantisedRow* x = nullptr;  // [n_tokens]
+  float* const* y = nullptr;        // and the rest as in Product
+  int y_col = 0;
+  int n_tokens = 0;
+  const float* bias = nullptr;
+  float beta = 0.0f;
+};
+
+struct WideKernels {
+  // n is a multiple of 32; the arrays are those of a QuantisedRow.
+  void (*quantise)(const float* x, int n, int8_t* q, float* scale, float* sum32, float* sum16) = nullptr;
+  void (*product[kNumCodecs])(const WideRows&, const WideProduct&) = {};  // null for codecs that have no wide layout
+};
+
 struct KernelTable {
   const char* name = nullptr;
   int gemv_max_tokens = 1;  // up to here gemv decodes in registers; above, decode to a panel and gemm
@@ -96,6 +128,8 @@ struct KernelTable {
   void (*gemv[kNumCodecs])(const WeightRows&, const Product&) = {};
   void (*decode[kNumCodecs])(const WeightRows&, float* panel, int64_t stride) = {};  // n_rows rounded up to 4 rows of n_cols
   void (*gemm[kNumElements])(const Panel&, const Product&) = {};
+
+  WideKernels wide;  // empty below AVX-512 VNNI
 
   // y = x / sqrt(mean(x^2) + eps) * w; y may be x.
   void (*rmsnorm)(const float* x, const float* w, float eps, int n, float* y) = nullptr;
@@ -120,5 +154,6 @@ struct KernelTable {
 
 // Constants, so that no code of a higher instruction set runs before one of them was chosen.
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
+extern const WideKernels kAvx512VnniKernels;
 
 }  // namespace cachalot::cpu

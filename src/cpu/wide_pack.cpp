@@ -1,0 +1,254 @@
+// Packing into, and reading rows back from, the wide layout. Plain byte work: it runs once per weight at load.
+#include "cpu/wide_pack.h"
+
+#include <cstring>
+
+#include "base/check.h"
+#include "base/float_formats.h"
+
+namespace cachalot::cpu {
+namespace {
+
+constexpr int kCodeBytes4 = 256, kCodeBytes8 = 512;  // of 16 rows x 32 columns
+
+// Where the parts of a unit lie. Absent parts have offset -1; steps are from one chunk of 32 to the next.
+struct Layout {
+  int block_scales = 0;             // f16 [16], or u8 exponents
+  int second = -1;                  // f16 [16]: m or dmin
+  int zeros = -1;                   // u8 [16]
+  int scales = -1, scale_step = 0;  // per chunk (q6_k: two of 16 numbers): u8 or i8 scale[16], then minimum[16]
+  int high = -1, codes = 0, code_step = 0;
+  int bits = 4;  // 4, 5, 6 or 8
+};
+Layout layout_of(Codec codec) {
+  switch (codec) {
+    case Codec::q4_0:
+    case Codec::iq4_nl: return {.codes = 32};
+    case Codec::q4_1: return {.second = 32, .codes = 64};
+    case Codec::q5_0: return {.high = 32, .codes = 96, .bits = 5};
+    case Codec::q5_1: return {.second = 32, .high = 64, .codes = 128, .bits = 5};
+    case Codec::q8_0: return {.codes = 32, .bits = 8};
+    case Codec::mxfp4: return {.codes = 16};
+    case Codec::int4: return {.zeros = 32, .codes = 48, .code_step = kCodeBytes4};
+    case Codec::int8: return {.zeros = 32, .codes = 48, .code_step = kCodeBytes8, .bits = 8};
+    case Codec::q4_k: return {.second = 32, .scales = 64, .scale_step = 32, .codes = 320, .code_step = kCodeBytes4};
+    case Codec::q5_k:
+      return {.second = 32, .scales = 64, .scale_step = 32, .high = 320, .codes = 384, .code_step = kCodeBytes4 + 64, .bits = 5};
+    case Codec::q6_k: return {.scales = 32, .scale_step = 32, .high = 288, .codes = 416, .code_step = kCodeBytes4 + 128, .bits = 6};
+    case Codec::iq4_xs: return {.scales = 32, .scale_step = 16, .codes = 160, .code_step = kCodeBytes4};
+    default: CACHALOT_CHECK(false, "codec {}", static_cast<int>(codec));
+  }
+}
+
+void put_code(const Layout& l, uint8_t* unit, int chunk, int r, int column, int code) {
+  const int step = column / 4, at = r * 4 + column % 4;
+  uint8_t* const codes = unit + l.codes + l.code_step * chunk;
+  if (l.bits == 8) {
+    codes[64 * step + at] = static_cast<uint8_t>(code);
+    return;
+  }
+  codes[64 * (step / 2) + at] |= static_cast<uint8_t>((code & 15) << (4 * (step % 2)));
+  uint8_t* const high = unit + l.high + l.code_step * chunk;
+  if (l.bits == 5) high[at] |= static_cast<uint8_t>(((code >> 4) & 1) << step);
+  if (l.bits == 6) high[64 * (step / 4) + at] |= static_cast<uint8_t>(((code >> 4) & 3) << (2 * (step % 4)));
+}
+int get_code(const Layout& l, const uint8_t* unit, int chunk, int r, int column) {
+  const int step = column / 4, at = r * 4 + column % 4;
+  const uint8_t* const codes = unit + l.codes + l.code_step * chunk;
+  if (l.bits == 8) return codes[64 * step + at];
+  int code = (codes[64 * (step / 2) + at] >> (4 * (step % 2))) & 15;
+  const uint8_t* const high = unit + l.high + l.code_step * chunk;
+  if (l.bits == 5) code |= ((high[at] >> step) & 1) << 4;
+  if (l.bits == 6) code |= ((high[64 * (step / 4) + at] >> (2 * (step % 4))) & 3) << 4;
+  return code;
+}
+
+// The stored blocks, element by element: 32 codes of chunk c as they are multiplied, offsets not taken off. See tensor/format.h.
+void nibbles(const uint8_t* qs, int* q) {
+  for (int j = 0; j < 16; ++j) {
+    q[j] = qs[j] & 15;
+    q[j + 16] = qs[j] >> 4;
+  }
+}
+void add_bits(const uint8_t* qh, int* q) {
+  uint32_t bits;
+  std::memcpy(&bits, qh, sizeof bits);
+  for (int e = 0; e < 32; ++e) q[e] |= static_cast<int>((bits >> e) & 1u) << 4;
+}
+void read_codes(Codec codec, const uint8_t* b, int c, int* q) {
+  switch (codec) {
+    case Codec::q4_0:
+    case Codec::iq4_nl: return nibbles(b + 2, q);
+    case Codec::q4_1: return nibbles(b + 4, q);
+    case Codec::q5_0: nibbles(b + 6, q); return add_bits(b + 2, q);
+    case Codec::q5_1: nibbles(b + 8, q); return add_bits(b + 4, q);
+    case Codec::q8_0:
+      for (int e = 0; e < 32; ++e) q[e] = static_cast<int8_t>(b[2 + e]) + 128;
+      return;
+    case Codec::mxfp4: return nibbles(b + 1, q);
+    case Codec::iq4_xs: return nibbles(b + 8 + 16 * c, q);
+    case Codec::q4_k:
+      for (int e = 0; e < 32; ++e) q[e] = (b[16 + 32 * (c / 2) + e] >> (4 * (c % 2))) & 15;
+      return;
+    case Codec::q5_k:
+      for (int e = 0; e < 32; ++e) q[e] = ((b[48 + 32 * (c / 2) + e] >> (4 * (c % 2))) & 15) | (((b[16 + e] >> c) & 1) << 4);
+      return;
+    case Codec::q6_k:
+      for (int e = 0; e < 32; ++e) {
+        const int half = c / 4, run = c % 4, pair = b[64 * half + 32 * (run % 2) + e];
+        q[e] = (run < 2 ? pair & 15 : pair >> 4) | (((b[128 + 32 * half + e] >> (2 * run)) & 3) << 4);
+      }
+      return;
+    default: CACHALOT_CHECK(false, "codec {}", static_cast<int>(codec));
+  }
+}
+
+struct ScaleMin {
+  int scale, minimum;
+};
+ScaleMin k_scale_min(const uint8_t* b, int j) {
+  if (j < 4) return {b[j] & 63, b[j + 4] & 63};
+  return {(b[j + 4] & 15) | ((b[j - 4] >> 6) << 4), (b[j + 4] >> 4) | ((b[j] >> 6) << 4)};
+}
+
+// What a stored block says besides its codes, into row r of the unit.
+void put_scales(Codec codec, const Layout& l, const uint8_t* b, int r, uint8_t* unit) {
+  const auto put_half = [&](int offset, const uint8_t* from) { std::memcpy(unit + offset + 2 * r, from, 2); };
+  switch (codec) {
+    case Codec::mxfp4: unit[r] = b[0]; return;
+    case Codec::q6_k:
+      put_half(0, b + 208);
+      for (int s = 0; s < 16; ++s) unit[l.scales + 16 * s + r] = b[192 + s];
+      return;
+    case Codec::iq4_xs: {
+      uint16_t high;
+      put_half(0, b);
+      std::memcpy(&high, b + 2, 2);
+      for (int s = 0; s < 8; ++s) {
+        const int low = (b[4 + s / 2] >> (4 * (s % 2))) & 15;
+        unit[l.scales + 16 * s + r] = static_cast<uint8_t>((low | (((high >> (2 * s)) & 3) << 4)) - 32);
+      }
+      return;
+    }
+    case Codec::q4_k:
+    case Codec::q5_k:
+      put_half(0, b);
+      put_half(32, b + 2);
+      for (int s = 0; s < 8; ++s) {
+        const ScaleMin both = k_scale_min(b + 4, s);
+        unit[l.scales + 32 * s + r] = static_cast<uint8_t>(both.scale);
+        unit[l.scales + 32 * s + 16 + r] = static_cast<uint8_t>(both.minimum);
+      }
+      return;
+    default:
+      put_half(0, b);
+      if (l.second >= 0) put_half(l.second, b + 2);
+  }
+}
+
+// One planar group of one row.
+void put_planar(const LinearSource& s, const Layout& l, const WeightBytes& w, int row, int group, int r, uint8_t* unit) {
+  const size_t g = static_cast<size_t>(row) * static_cast<size_t>(s.in / s.group) + static_cast<size_t>(group);
+  std::memcpy(unit + 2 * r, w.scales.data() + 2 * g, 2);
+  unit[l.zeros + r] = static_cast<uint8_t>(w.zeros[g]);
+  const size_t first = static_cast<size_t>(row) * static_cast<size_t>(s.in) + static_cast<size_t>(group) * static_cast<size_t>(s.group);
+  const auto* const data = reinterpret_cast<const uint8_t*>(w.data.data());
+  for (int e = 0; e < s.group; ++e) {
+    const size_t at = first + static_cast<size_t>(e);
+    put_code(l, unit, e / kChunk, r, e % kChunk, l.bits == 8 ? data[at] : (data[at / 2] >> (4 * (at % 2))) & 15);
+  }
+}
+
+constexpr float kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr float kFp4Levels[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+}  // namespace
+
+WideUnit wide_unit(Codec codec, int group) {
+  switch (codec) {
+    case Codec::q4_0:
+    case Codec::iq4_nl: return {32, 288};
+    case Codec::q4_1: return {32, 320};
+    case Codec::q5_0: return {32, 352};
+    case Codec::q5_1: return {32, 384};
+    case Codec::q8_0: return {32, 544};
+    case Codec::mxfp4: return {32, 272};
+    case Codec::int4: return {group, 48 + group / kChunk * kCodeBytes4};
+    case Codec::int8: return {group, 48 + group / kChunk * kCodeBytes8};
+    case Codec::q4_k: return {256, 2368};
+    case Codec::q5_k: return {256, 2880};
+    case Codec::q6_k: return {256, 3360};
+    case Codec::iq4_xs: return {256, 2208};
+    default: return {};
+  }
+}
+
+bool fits_wide(const LinearSource& source, Codec codec) {
+  if (codec != Codec::mxfp4) return true;
+  constexpr size_t kBlockBytes = 17;
+  for (const WeightBytes& w : source.matrices) {
+    for (size_t at = 0; at < w.data.size(); at += kBlockBytes) {
+      const auto exponent = static_cast<uint8_t>(w.data[at]);
+      if (exponent < 2 || exponent == 255) return false;
+    }
+  }
+  return true;
+}
+
+void pack_wide_unit(const LinearSource& source, Codec codec, int matrix, int group, int u, uint8_t* unit) {
+  const Layout l = layout_of(codec);
+  const WeightBytes& w = source.matrices[static_cast<size_t>(matrix)];
+  const bool planar = codec == Codec::int4 || codec == Codec::int8;
+  for (int r = 0; r < kWideRows && group * kWideRows + r < source.out; ++r) {
+    const int row = group * kWideRows + r;
+    if (planar) {
+      put_planar(source, l, w, row, u, r, unit);
+      continue;
+    }
+    const FormatInfo& format = info(source.format);
+    const auto* const block = reinterpret_cast<const uint8_t*>(w.data.data()) +
+                              static_cast<size_t>(row) * row_bytes(source.format, source.in) +
+                              static_cast<size_t>(u) * static_cast<size_t>(format.block_bytes);
+    put_scales(codec, l, block, r, unit);
+    for (int c = 0; c < format.block_elems / kChunk; ++c) {
+      int q[kChunk];
+      read_codes(codec, block, c, q);
+      for (int e = 0; e < kChunk; ++e) put_code(l, unit, c, r, e, q[e]);
+    }
+  }
+}
+
+void unpack_wide_row(Codec codec, const WideUnit& unit, const uint8_t* data, int r, float* out) {
+  const Layout l = layout_of(codec);
+  const auto half = [&](int offset) {
+    uint16_t bits;
+    std::memcpy(&bits, data + offset + 2 * r, 2);
+    return f16_to_f32(bits);
+  };
+  const float d = codec == Codec::mxfp4 ? e8m0_to_f32(data[r]) : half(0), second = l.second >= 0 ? half(l.second) : 0.0f;
+  for (int e = 0; e < unit.elems; ++e) {
+    const int chunk = e / kChunk, code = get_code(l, data, chunk, r, e % kChunk);
+    const auto scale_at = [&](int index) { return data[l.scales + 16 * index + r]; };
+    const auto q = static_cast<float>(code);
+    switch (codec) {
+      case Codec::q4_0: out[e] = (q - 8.0f) * d; break;
+      case Codec::q5_0: out[e] = (q - 16.0f) * d; break;
+      case Codec::q4_1:
+      case Codec::q5_1: out[e] = q * d + second; break;
+      case Codec::q8_0: out[e] = (q - 128.0f) * d; break;
+      case Codec::iq4_nl: out[e] = kIq4Levels[code] * d; break;
+      case Codec::iq4_xs: out[e] = kIq4Levels[code] * (d * static_cast<float>(static_cast<int8_t>(scale_at(chunk)))); break;
+      case Codec::mxfp4: out[e] = kFp4Levels[code] * d; break;
+      case Codec::int4:
+      case Codec::int8: out[e] = static_cast<float>(code - data[l.zeros + r]) * d; break;
+      case Codec::q4_k:
+      case Codec::q5_k:
+        out[e] = (d * static_cast<float>(scale_at(2 * chunk))) * q - second * static_cast<float>(scale_at(2 * chunk + 1));
+        break;
+      case Codec::q6_k: out[e] = (d * static_cast<float>(static_cast<int8_t>(scale_at(e / 16)))) * (q - 32.0f); break;
+      default: CACHALOT_CHECK(false, "codec {}", static_cast<int>(codec));
+    }
+  }
+}
+
+}  // namespace cachalot::cpu

@@ -1,0 +1,179 @@
+// The wide layout and its integer products: codes survive packing to the bit, products are those of the rounded activations, and rounding
+// keeps its bound.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/cpu_ops.h"
+#include "cpu/features.h"
+#include "cpu/pack.h"
+#include "cpu/wide_pack.h"
+#include "ops/op_cases.h"
+#include "support/support.h"
+
+namespace cachalot::cpu {
+namespace {
+
+using test::random_floats;
+using test::random_source;
+
+// Every format whose codec has a wide layout.
+std::vector<Format> wide_formats() {
+  return {Format::q4_0, Format::q4_1,   Format::q5_0,   Format::q5_1,  Format::q8_0,        Format::q4_k,       Format::q5_k,
+          Format::q6_k, Format::iq4_nl, Format::iq4_xs, Format::mxfp4, Format::int4_planar, Format::int8_planar};
+}
+
+// Pretends that there is a product for every codec, so that packing can be tested on any machine.
+WideKernels all_kernels() {
+  WideKernels k;
+  for (auto& product : k.product) product = [](const WideRows&, const WideProduct&) {};
+  for (const Codec c : {Codec::f32, Codec::f16, Codec::bf16, Codec::q2_k, Codec::q3_k, Codec::fp8})
+    k.product[static_cast<int>(c)] = nullptr;
+  return k;
+}
+
+TEST(Wide, RowsComeBackExactly) {
+  HugeMemory memory;
+  ThreadPool pool(2);
+  const WideKernels kernels = all_kernels();
+  for (const Format format : wide_formats()) {
+    const int in = test::rounded_to_blocks(format, 300), out = 37;
+    const LinearSource s = random_source({.format = format, .out = out, .in = in / 32 * 32, .n_matrices = 2}, 3);
+    const auto packed = pack_weights({&s, 1}, memory, pool, &kernels);
+    const Segment& segment = packed->segments[0];
+    ASSERT_TRUE(segment.wide) << info(format).name;
+    std::vector<float> expected(static_cast<size_t>(s.in)), found(static_cast<size_t>(s.in));
+    for (int m = 0; m < 2; ++m) {
+      for (int r = 0; r < out; ++r) {
+        dequant_row(s, m, r, expected.data());
+        const WideRows group = packed->wide_rows(segment, m, r / kWideRows * kWideRows, kWideRows);
+        for (int u = 0; u < group.n_units; ++u)
+          unpack_wide_row(segment.codec, {group.unit_elems, group.unit_bytes}, group.data + static_cast<size_t>(u * group.unit_bytes),
+                          r % kWideRows, found.data() + u * group.unit_elems);
+        for (size_t k = 0; k < found.size(); ++k) ASSERT_EQ(found[k], expected[k]) << info(format).name << " row " << r << " column " << k;
+      }
+    }
+  }
+}
+
+TEST(Wide, ScalesAtTheEndsOfTheirRangeKeepTheOtherLayout) {
+  std::vector<std::byte> block(17, std::byte{1});
+  LinearSource s{.name = "tiny", .format = Format::mxfp4, .out = 1, .in = 32};
+  s.matrices.push_back({.data = block, .scales = {}, .zeros = {}});
+  EXPECT_FALSE(fits_wide(s, Codec::mxfp4));
+  block[0] = std::byte{120};
+  EXPECT_TRUE(fits_wide(s, Codec::mxfp4));
+  block[0] = std::byte{255};
+  EXPECT_FALSE(fits_wide(s, Codec::mxfp4));
+}
+
+class WideProducts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if ((detect_features() & kAvx512vnni) == 0) GTEST_SKIP() << "no AVX-512 VNNI";
+    kernels_ = &select_kernels(detect_features(), "avx512vnni").wide;
+  }
+  const WideKernels* kernels_ = nullptr;
+};
+
+struct Rounded {
+  std::vector<int8_t> q;
+  std::vector<float> scale, sum32, sum16;
+  QuantisedRow row;
+  Rounded(const WideKernels& kernels, const float* x, int n)
+      : q(static_cast<size_t>(n)), scale(static_cast<size_t>(n / 32)), sum32(scale), sum16(static_cast<size_t>(n / 16)) {
+    kernels.quantise(x, n, q.data(), scale.data(), sum32.data(), sum16.data());
+    row = {.q = q.data(), .scale = scale.data(), .sum32 = sum32.data(), .sum16 = sum16.data()};
+  }
+};
+
+TEST_F(WideProducts, RoundingKeepsItsBound) {
+  constexpr int kN = 256;
+  std::vector<float> x = random_floats(kN, 1);
+  for (size_t k = 32; k < 64; ++k) x[k] = 0.0f;
+  for (size_t k = 64; k < 96; ++k) x[k] *= 1e6f;
+  const Rounded r(*kernels_, x.data(), kN);
+  for (size_t g = 0; g < kN / 32; ++g) {
+    float largest = 0.0f;
+    int sum[2] = {0, 0};
+    for (size_t k = 32 * g; k < 32 * (g + 1); ++k) {
+      largest = std::max(largest, std::abs(x[k]));
+      sum[k % 32 / 16] += r.q[k];
+      EXPECT_GE(r.q[k], -127);
+      EXPECT_NEAR(static_cast<float>(r.q[k]) * r.scale[g], x[k], 0.5001f * r.scale[g]) << k;
+    }
+    EXPECT_FLOAT_EQ(r.scale[g], largest / 127.0f);
+    EXPECT_FLOAT_EQ(r.sum16[2 * g], r.scale[g] * static_cast<float>(sum[0]));
+    EXPECT_FLOAT_EQ(r.sum16[2 * g + 1], r.scale[g] * static_cast<float>(sum[1]));
+    EXPECT_FLOAT_EQ(r.sum32[g], r.scale[g] * static_cast<float>(sum[0] + sum[1]));
+  }
+  x[70] = std::nanf("");
+  EXPECT_TRUE(std::isnan(Rounded(*kernels_, x.data(), kN).scale[2]));
+}
+
+TEST_F(WideProducts, AreThoseOfTheRoundedActivations) {
+  HugeMemory memory;
+  ThreadPool pool(1);
+  for (const Format format : wide_formats()) {
+    constexpr int kOut = 37;
+    const int in = test::rounded_to_blocks(format, 512);
+    const LinearSource s = random_source({.format = format, .out = kOut, .in = in}, 3);
+    const auto packed = pack_weights({&s, 1}, memory, pool, kernels_);
+    const Segment& segment = packed->segments[0];
+    ASSERT_TRUE(segment.wide);
+    const std::vector<float> bias = random_floats(kOut, 8);
+    std::vector<std::vector<float>> alone;
+    for (const int n_tokens : {1, 2, 5, 8, 15}) {
+      const std::vector<float> x = random_floats(static_cast<size_t>(15 * in), 4);
+      std::vector<Rounded> rounded;
+      std::vector<QuantisedRow> rows;
+      std::vector<float> y(static_cast<size_t>(n_tokens * (kOut + 2)), 0.25f);
+      std::vector<float*> out;
+      for (int t = 0; t < n_tokens; ++t) {
+        rounded.emplace_back(*kernels_, x.data() + t * in, in);
+        out.push_back(y.data() + t * (kOut + 2));
+      }
+      for (const Rounded& r : rounded) rows.push_back(r.row);
+      kernels_->product[static_cast<int>(segment.codec)](
+          packed->wide_rows(segment, 0, 0, kOut),
+          {.x = rows.data(), .y = out.data(), .y_col = 1, .n_tokens = n_tokens, .bias = bias.data(), .beta = 2.0f});
+      std::vector<float> w(static_cast<size_t>(in));
+      for (int r = 0; r < kOut; ++r) {
+        dequant_row(s, 0, r, w.data());
+        for (int t = 0; t < n_tokens; ++t) {
+          double sum = 0.0, size = 0.0;
+          for (size_t k = 0; k < w.size(); ++k) {
+            const double term = static_cast<double>(w[k]) * static_cast<double>(rounded[static_cast<size_t>(t)].scale[k / 32]) *
+                                static_cast<double>(rounded[static_cast<size_t>(t)].q[k]);
+            sum += term;
+            size += std::abs(term);
+          }
+          sum += static_cast<double>(bias[static_cast<size_t>(r)]) + 0.5;
+          ASSERT_NEAR(out[static_cast<size_t>(t)][r + 1], sum, 1e-5 * (size + 1.0)) << info(format).name << " row " << r << " token " << t;
+        }
+      }
+      for (int t = 0; t < n_tokens; ++t) {
+        EXPECT_EQ(out[static_cast<size_t>(t)][0], 0.25f);
+        EXPECT_EQ(out[static_cast<size_t>(t)][kOut + 1], 0.25f);
+        std::vector<float> row(out[static_cast<size_t>(t)] + 1, out[static_cast<size_t>(t)] + 1 + kOut);
+        if (static_cast<size_t>(t) == alone.size()) alone.push_back(row);
+        ASSERT_EQ(std::memcmp(row.data(), alone[static_cast<size_t>(t)].data(), sizeof(float) * kOut), 0)
+            << info(format).name << ": token " << t << " of " << n_tokens;
+      }
+    }
+  }
+}
+
+TEST_F(WideProducts, EveryOperationCaseStaysWithinTheBoundOfRounding) {
+  const auto cpu = make_cpu_ops({.n_threads = 2, .int8_activations = true});
+  if (std::string(cpu->name()) != "cpu-avx512vnni-int8") GTEST_SKIP() << "CACHALOT_ISA forces " << cpu->name();
+  const auto reference = make_ref_ops();
+  for (const test::OpCase& c : test::op_cases()) {
+    const test::CaseResult result = test::run_case(c, *cpu, *reference, {.quantises_activations = true});
+    EXPECT_TRUE(result.ok) << result.text;
+  }
+}
+
+}  // namespace
+}  // namespace cachalot::cpu
