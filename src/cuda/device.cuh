@@ -41,7 +41,7 @@ cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t sha
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 __device__ __forceinline__ float to_f32(float v) { return v; }
 __device__ __forceinline__ float to_f32(bf16 v) { return __bfloat162float(v); }

@@ -96,12 +96,13 @@ struct StreamWork {
   const int* list = nullptr;  // pairs, or null: rows begin, begin + 1, ...
   bool late = false;          // which weights are read depends on the kernel before
   bool by_token = false;
+  int block = 0;  // of rows of w
 };
 
-// Finds the pairs of the expert of pair blockIdx.y; count 0 when an earlier pair leads. `list` holds n_pairs ints. All threads call.
-__device__ inline void inline_rows(const MoePlan& plan, int* list, StreamWork& work) {
+// Finds the pairs of the expert of pair `self`; count 0 when an earlier pair leads. `list` holds n_pairs ints. All threads call.
+__device__ inline void inline_rows(const MoePlan& plan, int self, int* list, StreamWork& work) {
   __shared__ int count;
-  const int self = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) & 31;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
   const int expert = plan.ids[self];
   if (threadIdx.x < 32) {
     int n = 0;
@@ -124,6 +125,7 @@ __device__ inline void inline_rows(const MoePlan& plan, int* list, StreamWork& w
 // All threads of the block call. pair_list: kInlinePairs ints of shared memory.
 __device__ __forceinline__ StreamWork resolve_work(const GemmArgs& a, int block_rows, int n_cols, int* pair_list) {
   StreamWork work{a.w, a.w_up, static_cast<const bf16*>(a.x), a.x_stride, a.y, a.y_stride};
+  work.block = static_cast<int>(blockIdx.x);
   const int slot = static_cast<int>(blockIdx.y);
   switch (a.rowing) {
     case Rowing::heads:
@@ -137,19 +139,30 @@ __device__ __forceinline__ StreamWork resolve_work(const GemmArgs& a, int block_
       break;
     case Rowing::moe_inline:
     case Rowing::moe_tiles:
-      if (a.shared_w.data != nullptr && slot >= a.shared_at) {
-        const int begin = (slot - a.shared_at) * n_cols;
-        return {a.shared_w, a.shared_up, static_cast<const bf16*>(a.shared_x), a.shared_x_stride, a.shared_y, a.shared_y_stride,
-                0,          begin,       min(n_cols, a.n_rows - begin)};
+      if (slot < a.shared_slots) {
+        const int parts = ceil_div(ceil_div(a.shared_w.out, block_rows), static_cast<int>(gridDim.x));
+        const int begin = slot / parts * n_cols;
+        return {a.shared_w,
+                a.shared_up,
+                static_cast<const bf16*>(a.shared_x),
+                a.shared_x_stride,
+                a.shared_y,
+                a.shared_y_stride,
+                0,
+                begin,
+                min(n_cols, a.n_rows - begin),
+                nullptr,
+                false,
+                false,
+                slot % parts * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)};
       }
-      if (static_cast<int>(blockIdx.x) * block_rows >= a.w.out) return work;
       pdl_wait();
       work.late = true;
       work.by_token = a.x_by_token;
       if (a.rowing == Rowing::moe_inline) {
-        inline_rows(a.moe, pair_list, work);
+        inline_rows(a.moe, slot - a.shared_slots, pair_list, work);
       } else {
-        const int3 tile = a.moe.tiles[slot];
+        const int3 tile = a.moe.tiles[slot - a.shared_slots];
         work.matrix = tile.x, work.begin = tile.y, work.count = tile.z, work.list = a.moe.order;
       }
       break;
@@ -165,7 +178,7 @@ __device__ __forceinline__ void stream_store(const GemmArgs& a, const StreamWork
   const bool swiglu = kRowTiles == 2 && a.swiglu;
   const int log_out = swiglu || kRowTiles == 1 ? 4 : 5, n_cols = min(kCols, work.count - done);
   for (int i = static_cast<int>(threadIdx.x); i < n_cols << log_out; i += kWarps * 32) {
-    const int r = i & ((1 << log_out) - 1), col = i >> log_out, out = (static_cast<int>(blockIdx.x) << log_out) + r;
+    const int r = i & ((1 << log_out) - 1), col = i >> log_out, out = (work.block << log_out) + r;
     if (out >= work.w.out) continue;
     float v = 0.0f, up = 0.0f;
 #pragma unroll
@@ -212,7 +225,7 @@ __global__ __launch_bounds__(kWarps * 32,
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, c = lane & 3;
   const int block_rows = a.swiglu ? 16 : kRows;
   const StreamWork work = resolve_work(a, block_rows, kCols, pair_list);
-  if (work.count <= 0 || static_cast<int>(blockIdx.x) * block_rows >= work.w.out) return;
+  if (work.count <= 0 || work.block * block_rows >= work.w.out) return;
   const int n_chunks = work.w.cols / kRecordCols;
 
   // Row tiles of this block; the second is the up half with swiglu, else the next 16 rows. Pointers to this warp's first chunk.
@@ -221,7 +234,7 @@ __global__ __launch_bounds__(kWarps * 32,
   int64_t next[kRowTiles];
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
-    const int tile = a.swiglu ? static_cast<int>(blockIdx.x) : min(static_cast<int>(blockIdx.x) * kRowTiles + r, last_tile);
+    const int tile = a.swiglu ? work.block : min(work.block * kRowTiles + r, last_tile);
     const uint8_t* matrix = (a.swiglu && r == 1 ? work.up : work.w.data) + work.matrix * work.w.matrix_bytes;
     next[r] = 0;
     if constexpr (kTile == Tile::bf16) {
@@ -275,7 +288,7 @@ __global__ __launch_bounds__(kWarps * 32,
           reduce[(warp * kCols + n * 8 + 2 * c + (i & 1)) * (kRows + 1) + r * 16 + g + 8 * (i >> 1)] = acc[r][n][i];
     __syncthreads();
     stream_store<kRowTiles, kColTiles, kWarps>(a, work, done, reduce);
-    if (a.tail > 0 && blockIdx.x == 0) {  // heads: what follows the columns of each head
+    if (a.tail > 0 && work.block == 0) {  // heads: what follows the columns of each head
       for (int i = static_cast<int>(threadIdx.x); i < a.tail * work.count; i += kWarps * 32) {
         const int row = work.begin + i / a.tail, j = i % a.tail;
         static_cast<bf16*>(work.y)[row * work.y_stride + a.w.out + j] = work.x[row * work.x_stride + a.w.in + j];
@@ -287,17 +300,17 @@ __global__ __launch_bounds__(kWarps * 32,
 template <Tile kTile, int kRowTiles, int kColTiles, int kWarps>
 cudaError_t launch_stream_instance(GemmArgs a, cudaStream_t stream) {
   constexpr int kCols = kColTiles * 8;
-  const int rows = a.swiglu ? 16 : kRowTiles * 16,
-            most_out = a.shared_w.data != nullptr && a.shared_w.out > a.w.out ? a.shared_w.out : a.w.out;
-  dim3 grid(static_cast<unsigned>(ceil_div(most_out, rows)));
+  const int rows = a.swiglu ? 16 : kRowTiles * 16, blocks = ceil_div(a.w.out, rows);
+  dim3 grid(static_cast<unsigned>(blocks));
   switch (a.rowing) {
     case Rowing::moe_inline: grid.y = static_cast<unsigned>(a.moe.n_pairs); break;
     case Rowing::moe_tiles: grid.y = static_cast<unsigned>(a.moe.max_tiles); break;
     case Rowing::heads: grid.y = static_cast<unsigned>(a.n_heads); [[fallthrough]];
     case Rowing::dense: grid.z = static_cast<unsigned>(ceil_div(a.n_rows, kCols)); break;
   }
-  a.shared_at = static_cast<int>(grid.y);
-  if (a.shared_w.data != nullptr) grid.y += static_cast<unsigned>(ceil_div(a.n_rows, kCols));
+  // The shared expert's blocks come first: they do not wait for the routing, and with more columns they take longer.
+  if (a.shared_w.data != nullptr) a.shared_slots = ceil_div(a.n_rows, kCols) * ceil_div(ceil_div(a.shared_w.out, rows), blocks);
+  grid.y += static_cast<unsigned>(a.shared_slots);
   const size_t shared = sizeof(float) * kWarps * kCols * (kRowTiles * 16 + 1);
   return launch(stream_kernel<kTile, kRowTiles, kColTiles, kWarps>, grid, kWarps * 32, shared, stream, a);
 }

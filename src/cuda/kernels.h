@@ -113,7 +113,7 @@ struct GemmArgs {
   int64_t shared_x_stride = 0;
   void* shared_y = nullptr;  // of the type of y
   int64_t shared_y_stride = 0;
-  int shared_at = 0;  // first blockIdx.y of the shared expert; set by the launcher
+  int shared_slots = 0;  // blockIdx.y below this: the shared expert; set by the launcher
 };
 // Few rows: weights are streamed once. Dense formats bf16 and records.
 cudaError_t launch_gemm_stream(const GemmArgs& args, cudaStream_t stream);

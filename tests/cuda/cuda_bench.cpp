@@ -1,5 +1,5 @@
 // Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
-//   cuda_bench linear | moe ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
+//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
 #include <cstdio>
@@ -120,7 +120,7 @@ std::vector<int> uniform_experts(int rows, int top_k, int n_experts, std::vector
   return ids;
 }
 
-void bench_moe(const std::vector<int>& batches) {
+void bench_moe(const std::vector<int>& batches, const std::string& only) {
   Bench b;
   constexpr int kExperts = 64, kTop = 6, kHidden = 2048, kInner = 1408, kShared = 2816, kLayers = 3;
   struct Mix {
@@ -131,6 +131,7 @@ void bench_moe(const std::vector<int>& batches) {
        {Mix{Format::bf16, Format::bf16, Format::bf16, Format::bf16}, Mix{Format::q4_k, Format::q5_0, Format::q4_k, Format::q6_k},
         Mix{Format::q4_k, Format::q8_0, Format::q4_k, Format::q6_k},
         Mix{Format::int4_planar, Format::int4_planar, Format::int4_planar, Format::int4_planar}}) {
+    if (!only.empty() && only != info(m.up).name) continue;
     std::vector<Experts> layers;
     for (int l = 0; l < kLayers; ++l)
       layers.push_back({b.weights(m.up, 2 * kInner, kHidden, kExperts), b.weights(m.down, kHidden, kInner, kExperts),
@@ -433,8 +434,8 @@ int run(int argc, char** argv) {
   for (int i = what == "model" ? 4 : 2; i < argc; ++i) numbers.push_back(std::atoi(argv[i]));
   if (what == "linear")
     bench_linear();
-  else if (what == "moe")
-    bench_moe(numbers);
+  else if (what.rfind("moe", 0) == 0)
+    bench_moe(numbers, what.substr(3));
   else if (what == "mla")
     bench_mla();
   else if (what == "prefill")
@@ -444,7 +445,7 @@ int run(int argc, char** argv) {
   else if (what == "model" && argc > 4)
     bench_model(argv[2], numbers, std::atoi(argv[3]));
   else {
-    std::printf("cuda_bench linear | moe ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
+    std::printf("cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
     return 2;
   }
   return 0;
