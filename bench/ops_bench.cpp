@@ -1,4 +1,5 @@
-// bench_ops [PART OF A NAME] [THREADS]: microseconds, GB/s and GFLOP/s of operations on the CPU, and what share of the machine they use.
+// bench_ops [PART OF A NAME] [THREADS] [int8]: microseconds, GB/s and GFLOP/s of operations on the CPU, and what share of the machine they
+// use.
 //
 // The peaks are measured first: reading 512 MiB in huge pages with all workers, and the f32 product of operands that stay in the first
 // cache. Weights are held in as many copies as it takes to be larger than any cache, so that GB/s means memory.
@@ -98,9 +99,9 @@ std::vector<test::OpCase> bench_cases() {
   return cases;
 }
 
-void run(const char* part, int n_threads) {
+void run(const char* part, int n_threads, bool int8) {
   const auto pool = std::make_shared<ThreadPool>(n_threads);
-  const auto ops = make_cpu_ops({.pool = pool});
+  const auto ops = make_cpu_ops({.pool = pool, .int8_activations = int8});
   const double bandwidth = read_bandwidth(*pool), flops = product_peak(*pool);
   fmt::print("{}, {} threads: {:.1f} GB/s read, {:.0f} GFLOP/s f32\n", ops->name(), pool->size(), bandwidth * 1e-9, flops * 1e-9);
   fmt::print("{:<44} {:>10} {:>8} {:>6} {:>9} {:>6}\n", "", "us", "GB/s", "%peak", "GFLOP/s", "%peak");
@@ -127,7 +128,7 @@ void run(const char* part, int n_threads) {
 
 int main(int argc, char** argv) {
   try {
-    cachalot::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atoi(argv[2]) : 0);
+    cachalot::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 && std::strcmp(argv[3], "int8") == 0);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_ops: %s\n", error.what());
     return 1;
