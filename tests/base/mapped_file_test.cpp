@@ -12,7 +12,6 @@ namespace {
 namespace fs = std::filesystem;
 
 using testing::HasSubstr;
-using testing::StartsWith;
 
 TEST(MappedFile, ShowsTheBytes) {
   const test::TempDir dir;
@@ -67,27 +66,6 @@ TEST(ReadTextFile, WholeContentUpToTheLimit) {
   const auto path = dir.write("c", "12345");
   EXPECT_EQ(read_text_file(path, 5), "12345");
   EXPECT_EQ(test::error_of([&] { read_text_file(path, 4); }), path.string() + ": 5 bytes, expected at most 4");
-}
-
-TEST(WriteFileAtomically, ReplacesTheWholeFileAndLeavesNothingBeside) {
-  const test::TempDir dir;
-  const auto path = dir.write("a.json", "a much longer old content");
-  write_file_atomically(path, "new");
-  EXPECT_EQ(read_text_file(path), "new");
-  write_file_atomically(dir.path() / "b.json", std::string_view("\0x", 2));
-  EXPECT_EQ(read_text_file(dir.path() / "b.json"), std::string("\0x", 2));
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 2);
-}
-
-TEST(WriteFileAtomically, FailureNamesThePathAndKeepsTheOldFile) {
-  const test::TempDir dir;
-  const auto missing = dir.path() / "no" / "a.json";
-  EXPECT_THAT(test::error_of([&] { write_file_atomically(missing, "x"); }), StartsWith(missing.string() + ": cannot write 1 bytes"));
-  const auto folder = dir.path() / "folder";
-  fs::create_directory(folder);
-  std::ignore = dir.write("folder/kept", "x");
-  EXPECT_THAT(test::error_of([&] { write_file_atomically(folder, "x"); }), StartsWith(folder.string() + ": cannot rename"));
-  EXPECT_TRUE(fs::exists(folder / "kept"));
 }
 
 }  // namespace
