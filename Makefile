@@ -53,7 +53,7 @@ test-gpu:
 fuzz:
 	@scripts/install-deps.sh build fuzz
 	@cmake --preset fuzz --log-level=WARNING
-	@cmake --build build/fuzz -j $(JOBS)
+	@cmake --build build/fuzz -j $(JOBS) --target $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.cpp)))
 	@scripts/fuzz.sh build/fuzz $(FUZZ_SECONDS) $(JOBS)
 
 clean:

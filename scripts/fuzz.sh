@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every libFuzzer target of a build for a while, JOBS at a time. Usage: scripts/fuzz.sh BUILD_DIR SECONDS JOBS [TARGET...]
-# Seeds come from tests/fuzz/corpus/<target>; what the fuzzer finds stays in BUILD_DIR/corpus, and failing inputs in BUILD_DIR/artifacts.
+# Seeds come from tests/fuzz/corpus/<target without fuzz_>; what the fuzzer finds stays in BUILD_DIR/corpus, and failing inputs in BUILD_DIR/artifacts.
 set -euo pipefail
 
 build=$1 seconds=$2 jobs=$3
@@ -19,7 +19,7 @@ run_target() {
   arguments=(-max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$build/artifacts/$name-")
   [[ -f tests/fuzz/$name.dict ]] && arguments+=(-dict="tests/fuzz/$name.dict")
   arguments+=("$corpus")
-  [[ -d tests/fuzz/corpus/$name ]] && arguments+=("tests/fuzz/corpus/$name")
+  [[ -d tests/fuzz/corpus/${name#fuzz_} ]] && arguments+=("tests/fuzz/corpus/${name#fuzz_}")
   if "$program" "${arguments[@]}" >"$log" 2>&1; then
     echo "$name: ok, $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs"
   else

@@ -10,10 +10,13 @@ targets=("${@:-demo}")
 [[ $(id -u) -eq 0 ]] || { echo "test-fresh-root: needs root" >&2; exit 1; }
 command -v debootstrap >/dev/null || { echo "test-fresh-root: needs debootstrap" >&2; exit 1; }
 
+# Mounts are made in a namespace of their own, so that none stays behind.
+[[ -n ${IN_MOUNT_NAMESPACE:-} ]] || exec env IN_MOUNT_NAMESPACE=1 unshare --mount "$0" "${targets[@]}"
+
 keep=${ROOT_DIR:+yes}
 root=${ROOT_DIR:-$(mktemp -d -t cachalot-root-XXXXXX)}
 clean_up() {
-  for place in proc dev/pts dev; do mountpoint -q "$root/$place" && umount -l "$root/$place"; done
+  for place in proc dev/pts; do ! mountpoint -q "$root/$place" || umount "$root/$place"; done
   [[ -n $keep ]] || rm -rf --one-file-system "$root"
 }
 trap clean_up EXIT
@@ -32,8 +35,9 @@ if grep -qs "VERSION_CODENAME=$suite" /etc/os-release; then
   grep -ls 'Acquire::' /etc/apt/apt.conf.d/* | xargs -r cp -t "$root/etc/apt/apt.conf.d/"
 fi
 
-mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
-mountpoint -q "$root/dev" || mount --rbind /dev "$root/dev"
+mount -t proc proc "$root/proc"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
+ln -sfn pts/ptmx "$root/dev/ptmx"
 
 echo "== clone"
 rm -rf "$root/src"
