@@ -1,6 +1,6 @@
 # Cachalot's everyday commands. On a bare Debian 12 with make and git, `make demo` is all a newcomer needs.
 #   make demo       builds, and lets the trained tiny model of testdata/ write text
-#   make test       builds and runs all tests            make bench     kernel and end-to-end speed
+#   make test       builds and runs all tests            make bench     speed of each kernel
 #   make lint       format, include rules, clang-tidy    make fuzz      each fuzz target for FUZZ_SECONDS
 #   make test-gpu   the tests that need an NVIDIA GPU    make clean     removes build/
 SHELL := /bin/bash
@@ -29,8 +29,11 @@ demo:
 test: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) -LE '^gpu$$' --output-on-failure --no-tests=error
 
-bench: build
-	@$(BUILD)/bin/cachalot_bench $(BENCH_ARGS)
+bench:
+	@scripts/install-deps.sh build test
+	@cmake --preset $(PRESET) --log-level=WARNING
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_ops
+	@$(BUILD)/bench/bench_ops $(BENCH_ARGS)
 
 lint: lint-fast tidy
 
