@@ -185,6 +185,41 @@ TEST(Run, TraceAndFiniteCheck) {
   EXPECT_EQ(check.out, run_program(greedy("tiny-v3", {"-n", "4", "-q"})).out);
 }
 
+// A copy of tiny-v2 whose weights of one tensor (bf16) are all infinite.
+void copy_with_infinities(const std::string& tensor, const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(testdata("tiny-v2"))) {
+    const auto target = folder / entry.path().filename();
+    std::filesystem::copy_file(entry.path(), target);
+    if (target.extension() != ".safetensors") continue;
+    std::fstream file(target, std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header_bytes = 0;
+    file.read(reinterpret_cast<char*>(&header_bytes), 8);
+    std::string header(header_bytes, ' ');
+    file.read(header.data(), static_cast<std::streamsize>(header_bytes));
+    const auto json = nlohmann::json::parse(header);
+    if (!json.contains(tensor)) continue;
+    ASSERT_EQ(json[tensor]["dtype"], "BF16");
+    const std::vector<uint64_t> offsets = json[tensor]["data_offsets"];
+    const std::vector<uint16_t> infinities((offsets[1] - offsets[0]) / 2, 0x7f80);
+    file.seekp(static_cast<std::streamoff>(8 + header_bytes + offsets[0]));
+    file.write(reinterpret_cast<const char*>(infinities.data()), static_cast<std::streamsize>(infinities.size() * 2));
+  }
+}
+
+TEST(Run, FiniteCheckNamesTheFirstLayer) {
+  const TempDir folder;
+  copy_with_infinities("model.layers.2.self_attn.o_proj.weight", folder.path());
+  const std::vector<std::string> arguments{"run", "-m", folder.path(), "--raw", "-p", "The city", "-n", "4", "-q"};
+  const ProgramResult plain = run_program(arguments);
+  EXPECT_EQ(plain.code, 1);
+  EXPECT_THAT(plain.err, HasSubstr("--check-finite"));
+  auto checked = arguments;
+  checked.push_back("--check-finite");
+  const ProgramResult result = run_program(checked);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, StartsWith("cachalot: layer 2: linear"));
+}
+
 TEST(Run, InterruptEndsTheAnswer) {
   const ProgramResult result = run_program(greedy("tiny-v3", {"--ignore-eos", "--json"}), {.interrupt_after_ms = 1500});
   EXPECT_EQ(result.code, 130) << result.err;
