@@ -71,7 +71,7 @@ bool Chat::command(const std::string& text) {
 }
 
 void Chat::print_stats() const {
-  fmt::print(stderr, "context {:6} of {} tokens   {} answers   KV cache {}   weights {}\n", context_tokens_, model_.max_context, n_answers_,
+  fmt::print(stderr, "context {:6} of {} tokens   answers {}   KV cache {}   weights {}\n", context_tokens_, model_.max_context, n_answers_,
              bytes_text(static_cast<double>(generator_.cache().bytes())), bytes_text(static_cast<double>(model_.decoder.weight_bytes())));
   if (n_answers_ == 0) return;
   fmt::print(stderr, "last answer:\n{}all answers:\n{}", describe(last_), describe(total_));

@@ -30,7 +30,7 @@ TEST(Chat, AnswersKeepsHistoryAndForgets) {
   // The rows of the first exchange are used again.
   EXPECT_THAT(terminal.wait_for("> "), HasSubstr("from the cache"));
   terminal.type("/stats\n");
-  EXPECT_THAT(terminal.wait_for("> "), HasSubstr("2 answers"));
+  EXPECT_THAT(terminal.wait_for("> "), HasSubstr("answers 2"));
   terminal.type("/reset\n");
   EXPECT_THAT(terminal.wait_for("> "), HasSubstr("empty again"));
   terminal.type("/help\n");
@@ -51,7 +51,7 @@ TEST(Chat, InterruptEndsTheAnswerNotTheChat) {
   terminal.wait_for("(interrupted)");
   terminal.wait_for("> ");
   terminal.type("/stats\n");
-  EXPECT_THAT(terminal.wait_for("> "), HasSubstr("1 answers"));
+  EXPECT_THAT(terminal.wait_for("> "), HasSubstr("answers 1"));
   // At the prompt the first one warns, and anything typed forgets the warning; two in a row leave.
   terminal.type(kInterrupt);
   EXPECT_THAT(terminal.wait_for("> "), HasSubstr("once more"));
