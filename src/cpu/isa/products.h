@@ -11,21 +11,29 @@
 namespace cachalot::cpu {
 namespace {
 
-// Stores the four sums of rows [row, row + 4) of token t.
-inline void finish(const Product& p, int row, int n_rows, int t, F a, F b, F c, F d) {
-  float* y = p.y[t] + p.y_col + row;
-  if (p.bias == nullptr && p.beta == 0.0f && row + kGroupRows <= n_rows) {
-    reduce_add4(a, b, c, d, y);
-    return;
+// Reduces and stores the sums of rows [row, row + 4) for tokens [t0, t0 + T).
+template <int T>
+inline void finish(const Product& p, int row, int n_rows, int t0, const F (&sum)[kGroupRows][T]) {
+  alignas(64) float sums[T][kGroupRows];
+  if constexpr (kReducesTile && T == 4) {
+    reduce_tile(sum, sums);
+  } else {
+    for (int t = 0; t < T; ++t) reduce_add4(sum[0][t], sum[1][t], sum[2][t], sum[3][t], sums[t]);
   }
-  float sums[kGroupRows];
-  reduce_add4(a, b, c, d, sums);
+  const bool plain = p.bias == nullptr && p.beta == 0.0f && row + kGroupRows <= n_rows;
   const int n = n_rows - row < kGroupRows ? n_rows - row : kGroupRows;
-  for (int r = 0; r < n; ++r) {
-    float value = sums[r];
-    if (p.bias != nullptr) value += p.bias[row + r];
-    if (p.beta != 0.0f) value += p.beta * y[r];
-    y[r] = value;
+  for (int t = 0; t < T; ++t) {
+    float* const y = p.y[t0 + t] + p.y_col + row;
+    if (plain) {
+      __builtin_memcpy(y, sums[t], sizeof sums[t]);
+      continue;
+    }
+    for (int r = 0; r < n; ++r) {
+      float value = sums[t][r];
+      if (p.bias != nullptr) value += p.bias[row + r];
+      if (p.beta != 0.0f) value += p.beta * y[r];
+      y[r] = value;
+    }
   }
 }
 
@@ -63,7 +71,7 @@ void gemv_tokens(const WeightRows& w, const Product& p, int t0) {
       }
       block += kGroupRows * w.block_bytes;
     }
-    for (int t = 0; t < T; ++t) finish(p, row, w.n_rows, t0 + t, sum[0][t], sum[1][t], sum[2][t], sum[3][t]);
+    finish<T>(p, row, w.n_rows, t0, sum);
   }
 }
 
@@ -123,7 +131,7 @@ void gemm_tile(const Panel& w, const Product& p, int row, int t0) {
       for (int t = 0; t < T; ++t) sum[r][t] = fma(value, activation[t], sum[r][t]);
     }
   }
-  for (int t = 0; t < T; ++t) finish(p, row, w.n_rows, t0 + t, sum[0][t], sum[1][t], sum[2][t], sum[3][t]);
+  finish<T>(p, row, w.n_rows, t0, sum);
 }
 
 // Tokens outside: their rows of x stay in the first cache while the panel passes from the second.

@@ -40,6 +40,23 @@ inline __m128 reduce4x4(__m128 a, __m128 b, __m128 c, __m128 d) {
 inline void reduce_add4(F a, F b, F c, F d, float* out) {
   _mm_storeu_ps(out, reduce4x4(quarters(a), quarters(b), quarters(c), quarters(d)));
 }
+inline constexpr bool kReducesTile = true;
+// The sums of v[t][r], by the same tree as reduce_add4 but for all 16 at once: 45 instructions rather than 100. Each step adds the halves
+// of two vectors into one.
+inline void reduce_tile(const F (&v)[4][4], float (*out)[4]) {
+  F quarter[4];  // quarter[r]: in 128 bits each, the quarters of v[r][t] added up, for t = 0..3
+  for (int r = 0; r < 4; ++r) {
+    const F a = v[r][0], b = v[r][1], c = v[r][2], d = v[r][3];
+    const F ab = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const F cd = add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    quarter[r] = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  }
+  const F first = add(_mm512_unpacklo_ps(quarter[0], quarter[1]), _mm512_unpackhi_ps(quarter[0], quarter[1]));
+  const F second = add(_mm512_unpacklo_ps(quarter[2], quarter[3]), _mm512_unpackhi_ps(quarter[2], quarter[3]));
+  const __m512d low = _mm512_castps_pd(first), high = _mm512_castps_pd(second);
+  const F sums = add(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  _mm512_storeu_ps(&out[0][0], sums);
+}
 inline float reduce_add(F a) {
   const __m128 quarter = quarters(a);
   const __m128 two = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));

@@ -88,6 +88,9 @@ inline void reduce_add4(F a, F b, F c, F d, float* out) {
   out[3] = reduce_add(d);
 }
 
+inline constexpr bool kReducesTile = false;  // see simd_avx512.h
+inline void reduce_tile(const F (&)[4][4], float (*)[4]) {}
+
 inline I load_u8(const uint8_t* p) {
   I out;
   CACHALOT_EACH_LANE out.v[i] = p[i];
