@@ -220,6 +220,30 @@ TEST(Run, FiniteCheckNamesTheFirstLayer) {
   EXPECT_THAT(result.err, StartsWith("cachalot: layer 2: linear"));
 }
 
+TEST(Run, EndTokensOfAllFilesCount) {
+  // config.json names 5, generation_config.json 6 and 7, tokenizer_config.json 1.
+  const TempDir folder;
+  for (const auto& entry : std::filesystem::directory_iterator(testdata("tiny-v3")))
+    if (entry.path().filename() != "config.json") std::filesystem::create_symlink(entry.path(), folder.path() / entry.path().filename());
+  std::ifstream original(testdata("tiny-v3/config.json"));
+  auto config = nlohmann::json::parse(original);
+  config["eos_token_id"] = 5;
+  const auto config_path = folder.write("config.json", config.dump());
+  const auto generation_path = folder.write("generation_config.json", R"({"eos_token_id": [6, 7], "temperature": 0.0})");
+  ASSERT_TRUE(std::filesystem::exists(config_path) && std::filesystem::exists(generation_path));
+  for (const char* id : {"1", "5", "6", "7", "8"}) {
+    const std::vector<std::string> arguments{
+        "run", "-m", folder.path(), "--raw", "-p", "The city", "-n", "3", "--json", "--logit-bias", std::string(id) + "=1000"};
+    const auto answer = run_program(arguments).json();
+    const bool ends = std::string(id) != "8";
+    EXPECT_EQ(answer["finish_reason"], ends ? "stop" : "length") << id;
+    EXPECT_EQ(answer["token_ids"].size(), ends ? 0u : 3u) << id;
+    auto ignoring = arguments;
+    ignoring.push_back("--ignore-eos");
+    EXPECT_EQ(run_program(ignoring).json()["token_ids"].size(), 3u) << id;
+  }
+}
+
 TEST(Run, InterruptEndsTheAnswer) {
   const ProgramResult result = run_program(greedy("tiny-v3", {"--ignore-eos", "--json"}), {.interrupt_after_ms = 1500});
   EXPECT_EQ(result.code, 130) << result.err;
