@@ -147,6 +147,31 @@ void CudaOps::rope(View qk, View pos, const Rope& rope) {
        "rope");
 }
 
+void CudaOps::mla_prologue(const MlaPrologue& p) {
+  const MlaDims& d = p.dims;
+  CACHALOT_CHECK(p.q.n_cols() == d.n_heads * (d.nope + d.rope_dim) && p.row.n_cols() == d.kv_rank + d.rope_dim &&
+                 p.rope.dim == d.rope_dim && p.norm.n_cols() == d.kv_rank && p.kv.layout.v_is_k_prefix &&
+                 p.kv.layout.k_dim == p.row.n_cols() && p.q.dtype == p.row.dtype);
+  if (p.q.n_rows() == 0) return;
+  PrologueArgs a;
+  a.q = mat_of(p.q);
+  a.row = mat_of(p.row);
+  a.heads = d.n_heads;
+  a.head_dim = d.nope + d.rope_dim;
+  a.rank = d.kv_rank;
+  a.rope_dim = d.rope_dim;
+  a.norm = floats(p.norm);
+  a.eps = p.eps;
+  a.cos_sin = floats(p.rope.cos_sin);
+  a.cos_sin_stride = p.rope.cos_sin.stride[0];
+  a.interleaved = p.rope.interleaved;
+  a.positions = ints(p.batch->positions);
+  a.slots = ints(p.batch->slots);
+  a.pages = p.kv.k;
+  a.page_type = dtype_of(p.kv.layout.format);
+  done(launch_mla_prologue(a, stream_), "mla_prologue");
+}
+
 void CudaOps::kv_write(const KvLayer& kv, const Batch& batch, View k, View v) {
   const DType type = dtype_of(kv.layout.format);
   CACHALOT_CHECK(k.n_cols() == kv.layout.heads * kv.layout.k_dim);

@@ -46,6 +46,7 @@ class CudaOps final : public Ops {
   void linear_swiglu(View x, const Linear& gate_up, View h) override;
   void head_linear(View x, const Linear& w, View y) override;
   void rope(View qk, View pos, const Rope& rope) override;
+  void mla_prologue(const MlaPrologue& p) override;
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
   void attend(const Attn& attn, View q, View out) override;
   void attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) override;

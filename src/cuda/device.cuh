@@ -135,10 +135,21 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(p)));
 }
-// Weights are read once: keep them out of L1 so that activations stay. When not `there`, nothing is read.
+// Weights are read once: keep them out of L1 so that activations stay. When not `there`, nothing is read and the result is undefined. (Not
+// "+r": a register that is input and output makes the compiler copy what has just been asked for, and so wait for it.)
 __device__ __forceinline__ void load_stream(uint4& v, const void* p, bool there) {
   asm volatile("{.reg .pred q; setp.ne.u32 q, %5, 0; @q ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];}"
-               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "r"(static_cast<int>(there)));
+}
+__device__ __forceinline__ void load_pair(uint32_t& x, uint32_t& y, const void* p, bool there) {
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %3, 0; @q ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];}"
+               : "=r"(x), "=r"(y)
+               : "l"(p), "r"(static_cast<int>(there)));
+}
+__device__ __forceinline__ void load_word(uint32_t& x, const void* p, bool there) {
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.nc.L1::no_allocate.u32 %0, [%1];}"
+               : "=r"(x)
                : "l"(p), "r"(static_cast<int>(there)));
 }
 // Activations: other kernels write them, so no read-only path.
@@ -151,16 +162,6 @@ __device__ __forceinline__ uint2 load8(const void* p) {
   uint2 v;
   asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
   return v;
-}
-__device__ __forceinline__ void load_pair(uint32_t& x, uint32_t& y, const void* p, bool there) {
-  asm volatile("{.reg .pred q; setp.ne.u32 q, %3, 0; @q ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];}"
-               : "+r"(x), "+r"(y)
-               : "l"(p), "r"(static_cast<int>(there)));
-}
-__device__ __forceinline__ void load_word(uint32_t& x, const void* p, bool there) {
-  asm volatile("{.reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.nc.L1::no_allocate.u32 %0, [%1];}"
-               : "+r"(x)
-               : "l"(p), "r"(static_cast<int>(there)));
 }
 
 // Barriers in shared memory that bulk copies (sm_90) complete on.

@@ -141,6 +141,44 @@ __global__ void rope_kernel(T* x, int64_t stride, int heads, int head_dim, int64
   }
 }
 
+// One block per row: norm of the latent, rotation of q and of the shared key, and the row into its page.
+constexpr int kPrologueThreads = 256;
+template <typename T, typename Kv>
+__global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __grid_constant__ PrologueArgs a) {
+  __shared__ float shared[33];
+  pdl_trigger();
+  const int t = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), half = a.rope_dim / 2;
+  const int position = a.positions[t], slot = a.slots[t];  // written by the host between steps
+  const float* table = a.cos_sin + (position < 0 ? 0 : position) * a.cos_sin_stride;
+  pdl_wait();
+  T* row = static_cast<T*>(a.row.data) + t * a.row.stride;
+  T* q = static_cast<T*>(a.q.data) + t * a.q.stride;
+  Kv* page = slot < 0 ? nullptr : static_cast<Kv*>(a.pages) + static_cast<int64_t>(slot) * (a.rank + a.rope_dim);
+  float sum = 0.0f;
+  for (int i = thread; i < a.rank; i += kPrologueThreads) {
+    const float v = to_f32(row[i]);
+    sum += v * v;
+  }
+  const auto rotate = [&](T* from, int j, Kv* also) {
+    const int first = a.interleaved ? 2 * j : j, second = a.interleaved ? 2 * j + 1 : j + half;
+    const float x = to_f32(from[first]), y = to_f32(from[second]), cos = table[j], sin = table[half + j];
+    const T u = from_f32<T>(x * cos - y * sin), v = from_f32<T>(x * sin + y * cos);
+    if (position >= 0) from[first] = u, from[second] = v;
+    if (also != nullptr)
+      also[first] = from_f32<Kv>(to_f32(position >= 0 ? u : from[first])),
+      also[second] = from_f32<Kv>(to_f32(position >= 0 ? v : from[second]));
+  };
+  for (int i = thread; i < a.heads * half; i += kPrologueThreads)
+    rotate(q + i / half * a.head_dim + a.head_dim - a.rope_dim, i % half, nullptr);
+  for (int i = thread; i < half; i += kPrologueThreads) rotate(row + a.rank, i, page == nullptr ? nullptr : page + a.rank);
+  const float factor = rsqrtf(block_sum(sum, shared) / static_cast<float>(a.rank) + a.eps);
+  for (int i = thread; i < a.rank; i += kPrologueThreads) {
+    const T v = from_f32<T>(to_f32(row[i]) * factor * a.norm[i]);
+    row[i] = v;
+    if (page != nullptr) page[i] = from_f32<Kv>(to_f32(v));
+  }
+}
+
 template <typename In, typename Out>
 __global__ void kv_write_kernel(Out* pages, const int* slots, const In* x, int64_t stride, int n) {
   pdl_trigger();
@@ -300,6 +338,14 @@ cudaError_t launch_rope(Mat x, int heads, int head_dim, int64_t head_stride, con
     using T = decltype(t);
     return launch(rope_kernel<T>, rows_of(x.rows), threads_for(heads * rope_dim / 2), 0, stream, static_cast<T*>(x.data), x.stride, heads,
                   head_dim, head_stride, pos, cos_sin, cos_sin_stride, rope_dim, interleaved);
+  });
+}
+
+cudaError_t launch_mla_prologue(const PrologueArgs& a, cudaStream_t stream) {
+  return with_type(a.page_type, [&](auto kv) {
+    return with_activation(a.q.type, [&](auto t) {
+      return launch(mla_prologue_kernel<decltype(t), decltype(kv)>, rows_of(a.q.rows), kPrologueThreads, 0, stream, a);
+    });
   });
 }
 

@@ -211,7 +211,6 @@ constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles, int warps) 
   if (warps == 8) return col_tiles == 1 && tile != Tile::bf16 ? 3 : 2;
   return col_tiles > 2 ? 3 : (tile == Tile::bf16 ? 4 : 5) - (col_tiles - 1);
 }
-constexpr int kInlineList = 64;
 
 template <Tile kTile, int kRowTiles, int kColTiles, int kWarps>
 __global__ __launch_bounds__(kWarps * 32,
@@ -220,7 +219,7 @@ __global__ __launch_bounds__(kWarps * 32,
   constexpr int kDepth = stream_depth(kTile, kRowTiles, kColTiles);  // chunks in flight per warp
   constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
   extern __shared__ float reduce[];
-  __shared__ int pair_list[kInlineList];
+  __shared__ int pair_list[kInlinePairs];
   pdl_trigger();
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, c = lane & 3;
   const int block_rows = a.swiglu ? 16 : kRows;
@@ -288,10 +287,12 @@ __global__ __launch_bounds__(kWarps * 32,
           reduce[(warp * kCols + n * 8 + 2 * c + (i & 1)) * (kRows + 1) + r * 16 + g + 8 * (i >> 1)] = acc[r][n][i];
     __syncthreads();
     stream_store<kRowTiles, kColTiles, kWarps>(a, work, done, reduce);
-    if (a.tail > 0 && work.block == 0) {  // heads: what follows the columns of each head
-      for (int i = static_cast<int>(threadIdx.x); i < a.tail * work.count; i += kWarps * 32) {
-        const int row = work.begin + i / a.tail, j = i % a.tail;
-        static_cast<bf16*>(work.y)[row * work.y_stride + a.w.out + j] = work.x[row * work.x_stride + a.w.in + j];
+    if (a.tail > 0 && work.block == 0) {  // heads: what follows the columns of each head, 8 numbers at a time
+      const int units = a.tail / 8;
+      for (int i = static_cast<int>(threadIdx.x); i < units * work.count; i += kWarps * 32) {
+        const int row = work.begin + i / units, j = i % units * 8;
+        *reinterpret_cast<uint4*>(static_cast<bf16*>(work.y) + row * work.y_stride + a.w.out + j) =
+            load16(work.x + row * work.x_stride + a.w.in + j);
       }
     }
   }

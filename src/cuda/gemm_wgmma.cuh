@@ -17,6 +17,11 @@ struct WgmmaShape {
   static constexpr int kSharedBytes = (kPipeBytes > kOutBytes ? kPipeBytes : kOutBytes) + 1024;
 };
 
+template <int kIndex>
+struct Slot {
+  static constexpr int value = kIndex;
+};
+
 // Where column k of an activation lies for records of each order.
 __device__ __forceinline__ int permuted_column(bool q6, int k) {
   const int i = k & 1;
@@ -25,7 +30,7 @@ __device__ __forceinline__ int permuted_column(bool q6, int k) {
 }
 
 template <Tile kTile, int kN>
-__global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ GemmArgs a) {
+__global__ __launch_bounds__(256, kTile == Tile::bf16 && kN == 128 ? 1 : 2) void wgmma_kernel(const __grid_constant__ GemmArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = WgmmaShape<kN>;
   constexpr int kStages = Shape::kStages;
@@ -73,6 +78,7 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
     weights += static_cast<int64_t>(tile) * n_chunks * tile_info(kTile).bytes;
   }
   constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
+  const uint32_t opaque_zero = static_cast<uint32_t>(a.n_rows) >> 31;
   Frag<kTile> stored[2];
   const auto load = [&](int slot, int chunk) {
     stored[slot].load(chunk < n_chunks, weights + static_cast<int64_t>(chunk) * kChunkBytes, lane, next);
@@ -83,30 +89,41 @@ __global__ __launch_bounds__(256) void wgmma_kernel(const __grid_constant__ Gemm
   load(0, 0);
   load(1, 1);
   float acc[kN / 2] = {};
-  uint32_t operand[2][2][2][4];
-  for (int base = 0; base < n_chunks; base += 2) {
+  uint32_t operand[2][2][2][4] = {};
+  const auto step = [&](auto slot_constant, int chunk) {
+    constexpr int slot = decltype(slot_constant)::value;
+    stored[slot].weights(0, operand[slot][0]);
+    stored[slot].weights(1, operand[slot][1]);
+    // bf16 weights are operands as they were loaded. They must not share registers with what the loop carries on, which is written while
+    // wgmma still reads: an operation that no compiler can leave out gives them their own.
+    if constexpr (kTile == Tile::bf16) {
 #pragma unroll
-    for (int slot = 0; slot < 2; ++slot) {
-      const int chunk = base + slot;
-      if (chunk < n_chunks) {
-        stored[slot].weights(0, operand[slot][0]);
-        stored[slot].weights(1, operand[slot][1]);
-        load(slot, chunk + 2);
-        __syncthreads();  // everyone is done with the chunk before the last one, whose stage is filled again
-        if (thread == 0) copy(chunk + kStages - 2);
-        barrier_wait(&full[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1u);
-        const uint8_t* stage = shared + (chunk % kStages) * Shape::kStageBytes;
-        wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < 2; ++s)
-#pragma unroll
-          for (int m = 0; m < 2; ++m) wgmma_bf16<kN>(acc, operand[slot][s][m], wgmma_operand(stage + (2 * s + m) * 32));
-        wgmma_commit();
-        wgmma_wait<1>();  // the chunk before this one is done
-      }
+      for (int i = 0; i < 16; ++i) operand[slot][i >> 3][i >> 2 & 1][i & 3] ^= opaque_zero;
     }
+    load(slot, chunk + 2);
+    __syncthreads();  // everyone is done with the chunk before the last one, whose stage is filled again
+    if (thread == 0) copy(chunk + kStages - 2);
+    barrier_wait(&full[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1u);
+    const uint8_t* stage = shared + (chunk % kStages) * Shape::kStageBytes;
+    wgmma_pin(acc);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) wgmma_pin(operand[slot][i >> 1][i & 1]);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) wgmma_bf16<kN>(acc, operand[slot][i >> 1][i & 1], wgmma_operand(stage + i * 32));
+    wgmma_commit();
+    wgmma_wait<1>();  // the chunk before this one is done, and its registers may be written again
+#pragma unroll
+    for (int i = 0; i < 4; ++i) wgmma_pin(operand[slot ^ 1][i >> 1][i & 1]);
+  };
+  int chunk = 0;
+  for (; chunk + 1 < n_chunks; chunk += 2) {
+    step(Slot<0>{}, chunk);
+    step(Slot<1>{}, chunk + 1);
   }
+  if (chunk < n_chunks) step(Slot<0>{}, chunk);
   wgmma_wait<0>();
+  wgmma_pin(acc);
   __syncthreads();
 
   float* out = reinterpret_cast<float*>(shared);

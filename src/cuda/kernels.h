@@ -27,6 +27,20 @@ cudaError_t launch_rmsnorm(Mat x, const float* w, float eps, Mat y, int heads, i
 cudaError_t launch_add_rmsnorm(Mat residual, Mat delta, const float* w, float eps, Mat y, cudaStream_t stream);
 cudaError_t launch_rope(Mat x, int heads, int head_dim, int64_t head_stride, const int* pos, const float* cos_sin, int64_t cos_sin_stride,
                         int rope_dim, bool interleaved, cudaStream_t stream);
+struct PrologueArgs {
+  Mat q, row;  // see MlaPrologue
+  int heads = 0, head_dim = 0, rank = 0, rope_dim = 0;
+  const float* norm = nullptr;
+  float eps = 0.0f;
+  const float* cos_sin = nullptr;
+  int64_t cos_sin_stride = 0;
+  bool interleaved = false;
+  const int* positions = nullptr;
+  const int* slots = nullptr;
+  void* pages = nullptr;
+  DType page_type = DType::bf16;
+};
+cudaError_t launch_mla_prologue(const PrologueArgs& args, cudaStream_t stream);
 cudaError_t launch_kv_write(void* pages, DType page_type, const int* slots, Mat rows, cudaStream_t stream);
 cudaError_t launch_gather_rows(Mat x, const int* ids, Mat y, cudaStream_t stream);
 cudaError_t launch_scatter_add_rows(Mat x, const int* ids, const float* weights, Mat y, cudaStream_t stream);
@@ -71,11 +85,12 @@ cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream);
 cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream);
 
 // ---- GEMM ----
+constexpr int kInlinePairs = 64;
 // Where the rows of x and y of a product come from.
 enum class Rowing : uint8_t {
   dense,       // row t
   heads,       // matrix h = blockIdx.y: columns at h * x_head, h * y_head
-  moe_inline,  // blockIdx.y = pair; the first pair of each expert takes all of its pairs (few pairs, no plan)
+  moe_inline,  // blockIdx.y = pair; the first pair of each expert takes all of its pairs (at most kInlinePairs pairs)
   moe_tiles,   // blockIdx.y = tile of the plan
 };
 // Activations as the kernels on wgmma want them, for weights of one tile form: [tile][cols / 64][tile_rows][64], each piece of
@@ -143,6 +158,9 @@ struct PackArgs {
   Tile tile = Tile::q4g32;
 };
 cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream);
+
+// The weights of one matrix as bf16 rows [out, cols].
+cudaError_t launch_unpack(const Segment& w, int matrix, void* to, cudaStream_t stream);
 
 // ---- attention ----
 struct AttendArgs {

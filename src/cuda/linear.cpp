@@ -11,6 +11,12 @@ bool streams(const Segment& w, int rows) {
   return rows <= (w.out >= 16384 ? 32 : 64);
 }
 
+// Rows from which unpacking the weights (2 bytes each) and the library's product beat the fused kernel, and the largest matrix for it.
+constexpr int kUnpackRows = 192;
+constexpr int64_t kUnpackWeights = int64_t{64} << 20;
+
+bool unpacks(const Segment& w, int rows) { return is_record(w.tile) && rows >= kUnpackRows && int64_t{w.out} * w.cols <= kUnpackWeights; }
+
 }  // namespace
 
 void CudaOps::set_output(GemmArgs& args, View y, int col) {
@@ -43,6 +49,14 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   if (streams(segment, args.n_rows)) return done(launch_gemm_stream(args, stream_), "linear");
   if (segment.tile == Tile::bf16 && args.rowing == Rowing::dense && !args.swiglu && cublas_ != nullptr && cublas_->multiply(args, stream_))
     return;
+  if (cublas_ != nullptr && args.rowing == Rowing::dense && !args.swiglu && args.bias == nullptr && unpacks(segment, args.n_rows)) {
+    const View rows = temp(DType::bf16, segment.out, segment.cols);
+    done(launch_unpack(segment, w.first, rows.data, stream_), "linear");
+    GemmArgs dense = args;
+    dense.w = {static_cast<const uint8_t*>(rows.data), Tile::bf16, segment.out, segment.in, segment.cols, 0};
+    dense.first_matrix = 0;
+    if (cublas_->multiply(dense, stream_)) return;
+  }
   if (!hopper_) return done(launch_gemm_tile(args, stream_), "linear");
   launch_blocked(args, "linear");
 }
@@ -112,7 +126,8 @@ void CudaOps::linear_swiglu(View x, const Linear& gate_up, View h) {
   Segment gate;
   const uint8_t* up = nullptr;
   const bool fused = halves(packed, gate_up.out, gate, up);
-  if (fused && (streams(gate, x.n_rows()) || is_record(gate.tile))) {
+  const bool apart = !is_record(gate.tile) || (cublas_ != nullptr && unpacks(gate, x.n_rows()));
+  if (fused && (streams(gate, x.n_rows()) || !apart)) {
     GemmArgs args = output_of(h, 0);
     const Input in = input_for(gate, x, 1, x.n_cols());
     args.x = in.data;

@@ -7,8 +7,7 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kInlinePairs = 64;  // up to here each block finds its expert's pairs itself
-constexpr int kF32Pairs = 4096;   // up to here the experts' results are held in f32
+constexpr int kF32Pairs = 4096;  // up to here the experts' results are held in f32
 
 // Rows of x per block of the three kernels, by pairs per expert.
 int tile_rows(int n_pairs, int n_experts, bool hopper, bool& stream) {

@@ -125,12 +125,62 @@ __global__ void pack_kernel(const PackArgs a) {
   }
 }
 
+// A warp per record: lane 4g + c writes columns 8c .. 8c + 7 of each step in rows g and g + 8.
+template <Tile kTile>
+__global__ __launch_bounds__(256) void unpack_kernel(const uint8_t* matrix, bf16* to, int out, int cols) {
+  pdl_trigger();
+  pdl_wait();
+  const int warp = static_cast<int>(blockIdx.x) * 8 + (static_cast<int>(threadIdx.x) >> 5), lane = static_cast<int>(threadIdx.x) & 31;
+  const int g = lane >> 2, c = lane & 3, n_chunks = cols / kRecordCols;
+  if (warp >= (out + 15) / 16 * n_chunks) return;
+  Frag<kTile> stored;
+  stored.load(true, matrix + static_cast<int64_t>(warp) * tile_info(kTile).bytes, lane);
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    uint32_t a[2][4];
+    stored.weights(s, a);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warp / n_chunks * 16 + g + 8 * h;
+      if (row >= out) continue;
+      bf16* at = to + static_cast<int64_t>(row) * cols + warp % n_chunks * kRecordCols + 32 * s;
+      if constexpr (kTile == Tile::q6g16) {
+        *reinterpret_cast<uint2*>(at + 4 * c) = make_uint2(a[0][h], a[0][2 + h]);
+        *reinterpret_cast<uint2*>(at + 16 + 4 * c) = make_uint2(a[1][h], a[1][2 + h]);
+      } else {
+        *reinterpret_cast<uint4*>(at + 8 * c) = make_uint4(a[0][h], a[0][2 + h], a[1][h], a[1][2 + h]);
+      }
+    }
+  }
+}
+
+template <Tile kTile>
+cudaError_t launch_unpack_form(const Segment& w, int matrix, void* to, cudaStream_t stream) {
+  const int records = ceil_div(w.out, kRecordRows) * (w.cols / kRecordCols);
+  return launch(unpack_kernel<kTile>, dim3(static_cast<unsigned>(ceil_div(records, 8))), 256, 0, stream, w.data + matrix * w.matrix_bytes,
+                static_cast<bf16*>(to), w.out, w.cols);
+}
+
 }  // namespace
 
 cudaError_t launch_pack(const PackArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(a.in, kRecordCols)), static_cast<unsigned>(ceil_div(a.out, kRecordRows)));
   pack_kernel<<<grid, 32, 0, stream>>>(a);
   return cudaGetLastError();
+}
+
+cudaError_t launch_unpack(const Segment& w, int matrix, void* to, cudaStream_t stream) {
+  switch (w.tile) {
+    case Tile::q4g32: return launch_unpack_form<Tile::q4g32>(w, matrix, to, stream);
+    case Tile::q4g64: return launch_unpack_form<Tile::q4g64>(w, matrix, to, stream);
+    case Tile::q5g32: return launch_unpack_form<Tile::q5g32>(w, matrix, to, stream);
+    case Tile::q6g16: return launch_unpack_form<Tile::q6g16>(w, matrix, to, stream);
+    case Tile::q8g32: return launch_unpack_form<Tile::q8g32>(w, matrix, to, stream);
+    case Tile::f8: return launch_unpack_form<Tile::f8>(w, matrix, to, stream);
+    case Tile::f32:
+    case Tile::bf16: break;
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace cachalot::cuda

@@ -5,6 +5,17 @@
 
 namespace cachalot::cuda {
 
+// Keeps the compiler from moving what computes these registers behind a following wgmma_fence, which must see them written.
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>

@@ -17,7 +17,7 @@ void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x,
   const int n_q = w.q_b ? c.q_rank : H * d_q;
   const View a = o.temp(x.dtype, T, n_q + R + S);  // [T, q | latent | k_rope]
   o.linear(x, w.qkv_a, a);
-  const View latent = a.cols(n_q, R), row = a.cols(n_q, R + S);
+  const View row = a.cols(n_q, R + S);  // latent, and the rope key
   View q = a.cols(0, n_q);
   if (w.q_b) {
     o.rmsnorm(q, w.q_a_norm.view, c.rms_eps, q);
@@ -25,10 +25,8 @@ void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x,
     o.linear(q, w.q_b, full);
     q = full;
   }
-  o.rmsnorm(latent, w.kv_a_norm.view, c.rms_eps, latent);
-  o.rope(q.heads(H, d_q), b.positions, rope);
-  o.rope(row.heads(1, R + S), b.positions, rope);
-  o.kv_write(kv, b, row, {});
+  o.mla_prologue(
+      {.kv = kv, .batch = &b, .dims = c.mla_dims(), .q = q, .row = row, .norm = w.kv_a_norm.view, .eps = c.rms_eps, .rope = rope});
 
   const View context = o.temp(x.dtype, T, H * c.v_dim);
   if (const Rows& rows = b.decode; rows.n_rows > 0) {

@@ -96,6 +96,18 @@ struct MlaDims {
   int n_heads = 0, nope = 0, rope_dim = 0, v_dim = 0, kv_rank = 0;
 };
 
+// What MLA does between its first projection and attention.
+struct MlaPrologue {
+  KvLayer kv;
+  const Batch* batch = nullptr;
+  MlaDims dims;
+  View q;     // [T, n_heads * (nope + rope_dim)]
+  View row;   // [T, kv_rank + rope_dim]: latent, then the rope key that all heads share
+  View norm;  // f32 [kv_rank]
+  float eps = 0.0f;
+  Rope rope;
+};
+
 // One chunk of context of one sequence in the expanded form.
 struct RaggedChunk {
   MlaDims dims;
@@ -143,6 +155,8 @@ class Ops {
   virtual void head_linear(View x, const Linear& w, View y) = 0;
   // Rotates the last rope.dim numbers of each head in place. qk [T, H, d] or [T, d]; pos i32 [T].
   virtual void rope(View qk, View pos, const Rope& rope) = 0;
+  // latent = rmsnorm(latent) within `row`; the rope parts of q and row are rotated; row is written to the cache.
+  virtual void mla_prologue(const MlaPrologue& p);
   // Writes rows into the pages named by batch.slots. k [T, heads * k_dim], v [T, heads * v_dim] or empty.
   virtual void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) = 0;
   // Causal softmax attention of rows.n_rows query rows over their sequences' pages; query heads share KV heads evenly.

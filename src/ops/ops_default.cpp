@@ -72,6 +72,14 @@ Constant Ops::constant(std::span<const float> values, int rows, int cols) {
   return {view, std::move(memory)};
 }
 
+void Ops::mla_prologue(const MlaPrologue& p) {
+  const View latent = p.row.cols(0, p.dims.kv_rank);
+  rmsnorm(latent, p.norm, p.eps, latent);
+  rope(p.q.heads(p.dims.n_heads, p.dims.nope + p.dims.rope_dim), p.batch->positions, p.rope);
+  rope(p.row.heads(1, p.dims.kv_rank + p.dims.rope_dim), p.batch->positions, p.rope);
+  kv_write(p.kv, *p.batch, p.row, {});
+}
+
 void Ops::attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) {
   CACHALOT_CHECK(host_memory(), "{} must override attend_expanded", name());
   const Batch& batch = *attn.batch;
