@@ -14,7 +14,7 @@ struct CpuOptions {
   int n_threads = 0;                 // 0: one per physical core
   bool pin = false;                  // tie the workers to CPUs of their own
   std::shared_ptr<ThreadPool> pool;  // use this one and ignore the two above
-  // Where the CPU has AVX-512 VNNI: multiply integer weights with activations rounded to int8, a scale per 32. Several times faster, with
+  // Where the CPU has AVX2: multiply integer weights with activations rounded to int8, a scale per 32. Several times faster, with
   // an error of about 0.4% of the largest activation of each 32. Chosen at pack; elsewhere without effect.
   bool int8_activations = false;
 };

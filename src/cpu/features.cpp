@@ -51,15 +51,12 @@ bool amx_permitted() {
 #if defined(__x86_64__)
 constexpr uint32_t kAvx2Needs = kAvx2 | kFma | kF16c, kAvx512Needs = kAvx2Needs | kAvx512f | kAvx512bw | kAvx512dq | kAvx512vl;
 
-// A level is the table below it with some entries replaced.
-const KernelTable& avx512vnni_table() {
-  static const KernelTable table = [] {
-    KernelTable t = kAvx512Table;
-    t.name = "avx512vnni";
-    t.wide = kAvx512VnniKernels;
-    return t;
-  }();
-  return table;
+// A level is a table whose integer products, which live in a file of their own, are added here.
+KernelTable with_wide(const KernelTable& base, const char* name, const WideKernels& wide) {
+  KernelTable t = base;
+  t.name = name;
+  t.wide = wide;
+  return t;
 }
 #endif
 
@@ -102,10 +99,14 @@ std::string feature_names(uint32_t features) {
 }
 
 std::span<const IsaLevel> isa_levels() {
+#if defined(__x86_64__)
+  static const KernelTable avx2 = with_wide(kAvx2Table, "avx2", kAvx2WideKernels);
+  static const KernelTable avx512 = with_wide(kAvx512Table, "avx512", kAvx2WideKernels);
+  static const KernelTable avx512vnni = with_wide(kAvx512Table, "avx512vnni", kAvx512VnniKernels);
+#endif
   static const auto levels = std::to_array<IsaLevel>({
 #if defined(__x86_64__)
-    {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni_table()}, {"avx512", kAvx512Needs, &kAvx512Table},
-        {"avx2", kAvx2Needs, &kAvx2Table},
+    {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni}, {"avx512", kAvx512Needs, &avx512}, {"avx2", kAvx2Needs, &avx2},
 #endif
     {
       "scalar", 0, &kScalarTable

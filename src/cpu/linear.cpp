@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kPanelFloats = 64 * 1024;  // 256 KiB: a quarter of the smallest second-level cache among server cores of today
 constexpr int kMaxPanelRows = 64;
-constexpr int64_t kLeastPerTask = 16 * 1024;  // weights; a microsecond or so, above the cost of handing a task out
+constexpr int64_t kLeastPerTask = 64 * 1024;  // weights; a microsecond or more, above the cost of handing a task out
 constexpr int kTasksPerWorker = 6;            // room to even out workers that the system slows down
 
 void check_rows(const View& x, const View& y) {

@@ -1,4 +1,4 @@
-// The wide layout: integer weights in the order in which VNNI, and AMX tiles, consume them. Private to src/cpu.
+// The wide layout: integer weights in the order in which VNNI, and AMX tiles, consume them (AVX2 in two halves). Private to src/cpu.
 //
 // A group is 16 rows, a unit one block of each of its rows (32 or 256 columns, or one planar group). A unit begins with what its rows share
 // per block, 16 entries each, row by row; then for every 32 columns the codes as 8 steps of [16 rows][4 columns] bytes: a step is one

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string_view>
 
 #include "cpu/cpu_ops.h"
 #include "cpu/features.h"
@@ -27,6 +28,18 @@ std::string test_name(const testing::TestParamInfo<OpCase>& param) {
   return name + "_" + std::to_string(param.index);
 }
 INSTANTIATE_TEST_SUITE_P(All, CpuOpCase, testing::ValuesIn(op_cases()), test_name);
+
+TEST(CpuOps, RoundedActivationsStayWithinTheirBound) {
+  const auto ops = make_cpu_ops({.n_threads = 2, .int8_activations = true});
+  if (!std::string_view(ops->name()).ends_with("-int8")) GTEST_SKIP() << ops->name() << " has no integer products";
+  const auto reference = make_ref_ops();
+  int n_linear = 0;
+  for (const OpCase& c : op_cases()) {
+    if (c.op == "linear" && n_linear++ % 3 != 0) continue;  // most cases are of this one operation
+    const CaseResult result = run_case(c, *ops, *reference, {.quantises_activations = true});
+    EXPECT_TRUE(result.ok) << result.text;
+  }
+}
 
 TEST(CpuOps, NameSaysWhichTableRuns) {
   const auto ops = make_cpu_ops();

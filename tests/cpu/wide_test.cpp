@@ -5,11 +5,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/cpu_ops.h"
 #include "cpu/features.h"
 #include "cpu/pack.h"
 #include "cpu/wide_pack.h"
-#include "ops/op_cases.h"
+#include "ops/random_weights.h"
 #include "support/support.h"
 
 namespace cachalot::cpu {
@@ -68,14 +67,20 @@ TEST(Wide, ScalesAtTheEndsOfTheirRangeKeepTheOtherLayout) {
   EXPECT_FALSE(fits_wide(s, Codec::mxfp4));
 }
 
-class WideProducts : public testing::Test {
+// Runs for each level that this machine can run and that has integer products.
+class WideProducts : public testing::TestWithParam<const IsaLevel*> {
  protected:
-  void SetUp() override {
-    if ((detect_features() & kAvx512vnni) == 0) GTEST_SKIP() << "no AVX-512 VNNI";
-    kernels_ = &select_kernels(detect_features(), "avx512vnni").wide;
-  }
-  const WideKernels* kernels_ = nullptr;
+  const WideKernels& kernels() const { return GetParam()->table->wide; }
 };
+std::vector<const IsaLevel*> wide_levels() {
+  std::vector<const IsaLevel*> out;
+  for (const IsaLevel& level : isa_levels())
+    if ((level.needs & ~detect_features()) == 0 && level.table->wide.quantise != nullptr) out.push_back(&level);
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Isa, WideProducts, testing::ValuesIn(wide_levels()),
+                         [](const auto& param) { return std::string(param.param->name); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WideProducts);
 
 struct Rounded {
   std::vector<int8_t> q;
@@ -88,12 +93,12 @@ struct Rounded {
   }
 };
 
-TEST_F(WideProducts, RoundingKeepsItsBound) {
+TEST_P(WideProducts, RoundingKeepsItsBound) {
   constexpr int kN = 256;
   std::vector<float> x = random_floats(kN, 1);
   for (size_t k = 32; k < 64; ++k) x[k] = 0.0f;
   for (size_t k = 64; k < 96; ++k) x[k] *= 1e6f;
-  const Rounded r(*kernels_, x.data(), kN);
+  const Rounded r(kernels(), x.data(), kN);
   for (size_t g = 0; g < kN / 32; ++g) {
     float largest = 0.0f;
     int sum[2] = {0, 0};
@@ -109,17 +114,17 @@ TEST_F(WideProducts, RoundingKeepsItsBound) {
     EXPECT_FLOAT_EQ(r.sum32[g], r.scale[g] * static_cast<float>(sum[0] + sum[1]));
   }
   x[70] = std::nanf("");
-  EXPECT_TRUE(std::isnan(Rounded(*kernels_, x.data(), kN).scale[2]));
+  EXPECT_TRUE(std::isnan(Rounded(kernels(), x.data(), kN).scale[2]));
 }
 
-TEST_F(WideProducts, AreThoseOfTheRoundedActivations) {
+TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
   HugeMemory memory;
   ThreadPool pool(1);
   for (const Format format : wide_formats()) {
     constexpr int kOut = 37;
     const int in = test::rounded_to_blocks(format, 512);
     const LinearSource s = random_source({.format = format, .out = kOut, .in = in}, 3);
-    const auto packed = pack_weights({&s, 1}, memory, pool, kernels_);
+    const auto packed = pack_weights({&s, 1}, memory, pool, &kernels());
     const Segment& segment = packed->segments[0];
     ASSERT_TRUE(segment.wide);
     const std::vector<float> bias = random_floats(kOut, 8);
@@ -131,11 +136,11 @@ TEST_F(WideProducts, AreThoseOfTheRoundedActivations) {
       std::vector<float> y(static_cast<size_t>(n_tokens * (kOut + 2)), 0.25f);
       std::vector<float*> out;
       for (int t = 0; t < n_tokens; ++t) {
-        rounded.emplace_back(*kernels_, x.data() + t * in, in);
+        rounded.emplace_back(kernels(), x.data() + t * in, in);
         out.push_back(y.data() + t * (kOut + 2));
       }
       for (const Rounded& r : rounded) rows.push_back(r.row);
-      kernels_->product[static_cast<int>(segment.codec)](
+      kernels().product[static_cast<int>(segment.codec)](
           packed->wide_rows(segment, 0, 0, kOut),
           {.x = rows.data(), .y = out.data(), .y_col = 1, .n_tokens = n_tokens, .bias = bias.data(), .beta = 2.0f});
       std::vector<float> w(static_cast<size_t>(in));
@@ -162,16 +167,6 @@ TEST_F(WideProducts, AreThoseOfTheRoundedActivations) {
             << info(format).name << ": token " << t << " of " << n_tokens;
       }
     }
-  }
-}
-
-TEST_F(WideProducts, EveryOperationCaseStaysWithinTheBoundOfRounding) {
-  const auto cpu = make_cpu_ops({.n_threads = 2, .int8_activations = true});
-  if (std::string(cpu->name()) != "cpu-avx512vnni-int8") GTEST_SKIP() << "CACHALOT_ISA forces " << cpu->name();
-  const auto reference = make_ref_ops();
-  for (const test::OpCase& c : test::op_cases()) {
-    const test::CaseResult result = test::run_case(c, *cpu, *reference, {.quantises_activations = true});
-    EXPECT_TRUE(result.ok) << result.text;
   }
 }
 

@@ -91,7 +91,8 @@ struct SoftmaxState {
 
 // ---- products with activations rounded to int8 ----
 
-inline constexpr int kWideRows = 16;  // rows of a group in the wide layout of wide_pack.h, one per 32-bit lane of an AVX-512 register
+inline constexpr int kWideRows =
+    16;  // rows of a group in the wide layout of wide_pack.h, one per 32-bit lane of an AVX-512 register, half as many of AVX2
 
 // A row of activations as int8, in groups of 32 with a scale each: x[k] is about scale[k / 32] * q[k].
 struct QuantisedRow {
@@ -129,7 +130,7 @@ struct KernelTable {
   void (*decode[kNumCodecs])(const WeightRows&, float* panel, int64_t stride) = {};  // n_rows rounded up to 4 rows of n_cols
   void (*gemm[kNumElements])(const Panel&, const Product&) = {};
 
-  WideKernels wide;  // empty below AVX-512 VNNI
+  WideKernels wide;  // empty below AVX2
 
   // y = x / sqrt(mean(x^2) + eps) * w; y may be x.
   void (*rmsnorm)(const float* x, const float* w, float eps, int n, float* y) = nullptr;
@@ -154,6 +155,6 @@ struct KernelTable {
 
 // Constants, so that no code of a higher instruction set runs before one of them was chosen.
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
-extern const WideKernels kAvx512VnniKernels;
+extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels;
 
 }  // namespace cachalot::cpu

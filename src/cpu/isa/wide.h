@@ -1,113 +1,126 @@
-// Products of packed integer weights with int8 activations, in AVX-512 VNNI. For the layout see cpu/wide_pack.h.
+// Products of packed integer weights with int8 activations, over the operations of bytes_vnni.h or bytes_avx2.h, of which one was included
+// before. For the layout see cpu/wide_pack.h.
 //
-// One VPDPBUSD multiplies 4 columns of 16 rows (unsigned codes, 64 bytes) with 4 activations, the same for all rows. After 32 columns, or
-// 16 where scales change that often, the exact integer sums become floats: sum += (acc * activation scale) * d, and the codes' offset is
-// made good by sum += (activation scale * sum of q) * m. An output's operations do not depend on the tokens beside it.
+// A step multiplies 4 columns of kWidth rows (unsigned codes) with 4 activations, the same for all rows. After 32 columns, or 16 where
+// scales change that often, the exact integer sums become floats: sum += (acc * activation scale) * d, and the codes' offset is made good
+// by sum += (activation scale * sum of q) * m. An output's operations do not depend on the tokens beside it.
 #pragma once
 
-#include "cpu/isa/simd_avx512.h"
+#include "cpu/isa/kernels.h"
 
 namespace cachalot::cpu {
 namespace {
 
-inline constexpr int kSteps = kChunk / 4;  // VPDPBUSD steps of a chunk
+inline constexpr int kSteps = kChunk / 4;  // of a chunk
+inline constexpr int kStepBytes = 64;      // 16 rows x 4 columns, of which a register holds kWidth rows
 
-inline I load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline I byte_mask(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 // Shifts bytes right by n; `mask` clears what came from the neighbour.
-inline I shift_bytes(I a, int n, I mask) { return _mm512_and_si512(_mm512_srli_epi16(a, static_cast<unsigned>(n)), mask); }
-inline F halves16(const uint8_t* p) { return load_f16(p); }
+inline I shift_bytes(I a, int n, I mask) { return iand(shr16(a, n), mask); }
 
-// 256 bytes: codes of two steps in the nibbles of each 64.
+// 256 bytes: codes of two steps in the nibbles of each 64. `p` points at the first of the register's rows, here and below.
 inline void nibble_codes(const uint8_t* p, I* w) {
-  const I mask = byte_mask(15);
+  const I mask = bset1(15);
+#pragma GCC unroll 8
   for (int i = 0; i < kSteps / 2; ++i) {
-    const I pair = load_bytes(p + 64 * i);
-    w[2 * i] = _mm512_and_si512(pair, mask);
+    const I pair = load_bytes(p + kStepBytes * i);
+    w[2 * i] = iand(pair, mask);
     w[2 * i + 1] = shift_bytes(pair, 4, mask);
   }
 }
 // 64 bytes: bit s of a byte belongs to step s.
 inline void add_fifth_bits(const uint8_t* p, I* w) {
-  const I bits = load_bytes(p), mask = byte_mask(16);
+  const I bits = load_bytes(p), mask = bset1(16);
 #pragma GCC unroll 8
-  for (int s = 0; s < kSteps; ++s) {
-    const I moved = s <= 4 ? _mm512_slli_epi16(bits, static_cast<unsigned>(4 - s)) : _mm512_srli_epi16(bits, static_cast<unsigned>(s - 4));
-    w[s] = _mm512_or_si512(w[s], _mm512_and_si512(moved, mask));
-  }
+  for (int s = 0; s < kSteps; ++s) w[s] = ior(w[s], iand(s <= 4 ? shl16(bits, 4 - s) : shr16(bits, s - 4), mask));
 }
 inline void byte_codes(const uint8_t* p, I* w) {
-  for (int s = 0; s < kSteps; ++s) w[s] = load_bytes(p + 64 * s);
+#pragma GCC unroll 8
+  for (int s = 0; s < kSteps; ++s) w[s] = load_bytes(p + kStepBytes * s);
 }
 // Codes looked up in a table of 16 unsigned bytes.
 inline void table_codes(const uint8_t* p, const uint8_t* table, I* w) {
   nibble_codes(p, w);
-  const I levels = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
-  for (int s = 0; s < kSteps; ++s) w[s] = _mm512_shuffle_epi8(levels, w[s]);
+#pragma GCC unroll 8
+  for (int s = 0; s < kSteps; ++s) w[s] = look_up_bytes(table, w[s]);
 }
 
-// Scale and offset of the 16 rows for a sub-block: value = d * code + m.
+// Scale and offset of the rows for a sub-block: value = d * code + m.
 struct Affine {
   F d, m;
 };
 
-// WideCodec<C>: kSub columns share an Affine; a unit has unit_elems / 32 chunks.
+// Where a unit's numbers for the register's rows begin: f16 and u8 scales of 16 rows, and codes.
+struct Unit {
+  const uint8_t* p;
+  int lane;  // first row of the register: 0, or 8 in its second half
+  [[nodiscard]] F half(int offset) const { return load_f16(p + offset + 2 * lane); }
+  [[nodiscard]] F u8(int offset) const { return to_float(load_u8(p + offset + lane)); }
+  [[nodiscard]] F i8(int offset) const { return to_float(load_i8(p + offset + lane)); }
+  [[nodiscard]] const uint8_t* codes(int offset) const { return p + offset + 4 * lane; }
+};
+
+// WideCodec<C>: kSub columns share an Affine; a unit has unit_elems / 32 chunks; kBytes says that codes use all 8 bits.
 template <Codec C>
 struct WideCodec;
 
 template <>
 struct WideCodec<Codec::q4_0> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
-  void codes(int, I* w) const { nibble_codes(p + 32, w); }
+  static constexpr bool kBytes = false;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
+  void codes(int, I* w) const { nibble_codes(unit.codes(32), w); }
   [[nodiscard]] Affine scales(int) const {
-    const F d = halves16(p);
+    const F d = unit.half(0);
     return {d, mul(d, set1(-8.0f))};
   }
 };
 template <>
 struct WideCodec<Codec::q4_1> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
-  void codes(int, I* w) const { nibble_codes(p + 64, w); }
-  [[nodiscard]] Affine scales(int) const { return {halves16(p), halves16(p + 32)}; }
+  static constexpr bool kBytes = false;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
+  void codes(int, I* w) const { nibble_codes(unit.codes(64), w); }
+  [[nodiscard]] Affine scales(int) const { return {unit.half(0), unit.half(32)}; }
 };
 template <>
 struct WideCodec<Codec::q5_0> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
+  static constexpr bool kBytes = false;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
   void codes(int, I* w) const {
-    nibble_codes(p + 96, w);
-    add_fifth_bits(p + 32, w);
+    nibble_codes(unit.codes(96), w);
+    add_fifth_bits(unit.codes(32), w);
   }
   [[nodiscard]] Affine scales(int) const {
-    const F d = halves16(p);
+    const F d = unit.half(0);
     return {d, mul(d, set1(-16.0f))};
   }
 };
 template <>
 struct WideCodec<Codec::q5_1> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
+  static constexpr bool kBytes = false;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
   void codes(int, I* w) const {
-    nibble_codes(p + 128, w);
-    add_fifth_bits(p + 64, w);
+    nibble_codes(unit.codes(128), w);
+    add_fifth_bits(unit.codes(64), w);
   }
-  [[nodiscard]] Affine scales(int) const { return {halves16(p), halves16(p + 32)}; }
+  [[nodiscard]] Affine scales(int) const { return {unit.half(0), unit.half(32)}; }
 };
 template <>
 struct WideCodec<Codec::q8_0> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
-  void codes(int, I* w) const { byte_codes(p + 32, w); }
+  static constexpr bool kBytes = true;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
+  void codes(int, I* w) const { byte_codes(unit.codes(32), w); }
   [[nodiscard]] Affine scales(int) const {
-    const F d = halves16(p);
-    return {d, mul(d, set1(-128.0f))};
+    const F d = unit.half(0);
+    return {d, mul(d, set1(-kByteOffset))};
   }
 };
 alignas(16) constexpr uint8_t kIq4Codes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};  // levels + 128
@@ -115,106 +128,111 @@ alignas(16) constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 1
 template <>
 struct WideCodec<Codec::iq4_nl> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
-  void codes(int, I* w) const { table_codes(p + 32, kIq4Codes, w); }
+  static constexpr bool kBytes = true;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
+  void codes(int, I* w) const { table_codes(unit.codes(32), kIq4Codes, w); }
   [[nodiscard]] Affine scales(int) const {
-    const F d = halves16(p);
-    return {d, mul(d, set1(-128.0f))};
+    const F d = unit.half(0);
+    return {d, mul(d, set1(-kByteOffset))};
   }
 };
 template <>
 struct WideCodec<Codec::iq4_xs> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
+  static constexpr bool kBytes = true;
+  Unit unit;
   F d;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit), d(halves16(unit)) {}
-  void codes(int c, I* w) const { table_codes(p + 160 + 256 * c, kIq4Codes, w); }
+  explicit WideCodec(const Unit& u) : unit(u), d(u.half(0)) {}
+  void codes(int c, I* w) const { table_codes(unit.codes(160 + 256 * c), kIq4Codes, w); }
   [[nodiscard]] Affine scales(int c) const {
-    const F scale = mul(d, to_float(load_i8(p + 32 + 16 * c)));
-    return {scale, mul(scale, set1(-128.0f))};
+    const F scale = mul(d, unit.i8(32 + 16 * c));
+    return {scale, mul(scale, set1(-kByteOffset))};
   }
 };
 template <>
 struct WideCodec<Codec::mxfp4> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {}
-  void codes(int, I* w) const { table_codes(p + 16, kFp4Codes, w); }
+  static constexpr bool kBytes = false;
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
+  void codes(int, I* w) const { table_codes(unit.codes(16), kFp4Codes, w); }
   [[nodiscard]] Affine scales(int) const {  // half the scale, as the table's levels are doubled
-    const F d = as_float(shl(isub(load_u8(p), iset1(1)), 23));
+    const F d = as_float(shl(isub(load_u8(unit.p + unit.lane), iset1(1)), 23));
     return {d, mul(d, set1(-12.0f))};
   }
 };
 template <>
 struct WideCodec<Codec::int4> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
+  static constexpr bool kBytes = false;
+  Unit unit;
   Affine affine;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {
-    affine.d = halves16(p);
-    affine.m = sub(zero(), mul(affine.d, to_float(load_u8(p + 32))));
+  explicit WideCodec(const Unit& u) : unit(u) {
+    affine.d = unit.half(0);
+    affine.m = sub(zero(), mul(affine.d, unit.u8(32)));
   }
-  void codes(int c, I* w) const { nibble_codes(p + 48 + 256 * c, w); }
+  void codes(int c, I* w) const { nibble_codes(unit.codes(48 + 256 * c), w); }
   [[nodiscard]] Affine scales(int) const { return affine; }
 };
 template <>
 struct WideCodec<Codec::int8> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
+  static constexpr bool kBytes = true;
+  Unit unit;
   Affine affine;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit) {
-    affine.d = halves16(p);
-    affine.m = sub(zero(), mul(affine.d, to_float(load_u8(p + 32))));
+  explicit WideCodec(const Unit& u) : unit(u) {
+    affine.d = unit.half(0);
+    affine.m = mul(affine.d, sub(set1(128 - kByteOffset), unit.u8(32)));
   }
-  void codes(int c, I* w) const { byte_codes(p + 48 + 512 * c, w); }
+  void codes(int c, I* w) const { byte_codes(unit.codes(48 + 512 * c), w); }
   [[nodiscard]] Affine scales(int) const { return affine; }
 };
 template <>
 struct WideCodec<Codec::q4_k> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
+  static constexpr bool kBytes = false;
+  Unit unit;
   F d, minimum;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit), d(halves16(unit)), minimum(halves16(unit + 32)) {}
-  void codes(int c, I* w) const { nibble_codes(p + 320 + 256 * c, w); }
-  [[nodiscard]] Affine scales(int c) const {
-    return {mul(d, to_float(load_u8(p + 64 + 32 * c))), sub(zero(), mul(minimum, to_float(load_u8(p + 80 + 32 * c))))};
-  }
+  explicit WideCodec(const Unit& u) : unit(u), d(u.half(0)), minimum(u.half(32)) {}
+  void codes(int c, I* w) const { nibble_codes(unit.codes(320 + 256 * c), w); }
+  [[nodiscard]] Affine scales(int c) const { return {mul(d, unit.u8(64 + 32 * c)), sub(zero(), mul(minimum, unit.u8(80 + 32 * c)))}; }
 };
 template <>
 struct WideCodec<Codec::q5_k> {
   static constexpr int kSub = 32;
-  const uint8_t* p;
+  static constexpr bool kBytes = false;
+  Unit unit;
   F d, minimum;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit), d(halves16(unit)), minimum(halves16(unit + 32)) {}
+  explicit WideCodec(const Unit& u) : unit(u), d(u.half(0)), minimum(u.half(32)) {}
   void codes(int c, I* w) const {
-    nibble_codes(p + 320 + 320 * c + 64, w);
-    add_fifth_bits(p + 320 + 320 * c, w);
+    nibble_codes(unit.codes(320 + 320 * c + 64), w);
+    add_fifth_bits(unit.codes(320 + 320 * c), w);
   }
-  [[nodiscard]] Affine scales(int c) const {
-    return {mul(d, to_float(load_u8(p + 64 + 32 * c))), sub(zero(), mul(minimum, to_float(load_u8(p + 80 + 32 * c))))};
-  }
+  [[nodiscard]] Affine scales(int c) const { return {mul(d, unit.u8(64 + 32 * c)), sub(zero(), mul(minimum, unit.u8(80 + 32 * c)))}; }
 };
 template <>
 struct WideCodec<Codec::q6_k> {
   static constexpr int kSub = 16;
-  const uint8_t* p;
+  static constexpr bool kBytes = false;
+  Unit unit;
   F d;
-  explicit WideCodec(const WideRows&, const uint8_t* unit) : p(unit), d(halves16(unit)) {}
+  explicit WideCodec(const Unit& u) : unit(u), d(u.half(0)) {}
   void codes(int c, I* w) const {
-    const uint8_t* chunk = p + 288 + 384 * c;
-    nibble_codes(chunk + 128, w);
-    const I mask = byte_mask(48);
+    const int chunk = 288 + 384 * c;
+    nibble_codes(unit.codes(chunk + 128), w);
+    const I mask = bset1(48);
+#pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {  // 64 bytes: bits 2 s and 2 s + 1 belong to step 4 h + s
-      const I bits = load_bytes(chunk + 64 * h);
-      w[4 * h] = _mm512_or_si512(w[4 * h], _mm512_and_si512(_mm512_slli_epi16(bits, 4), mask));
-      w[4 * h + 1] = _mm512_or_si512(w[4 * h + 1], _mm512_and_si512(_mm512_slli_epi16(bits, 2), mask));
-      w[4 * h + 2] = _mm512_or_si512(w[4 * h + 2], _mm512_and_si512(bits, mask));
-      w[4 * h + 3] = _mm512_or_si512(w[4 * h + 3], _mm512_and_si512(_mm512_srli_epi16(bits, 2), mask));
+      const I bits = load_bytes(unit.codes(chunk + kStepBytes * h));
+      w[4 * h] = ior(w[4 * h], iand(shl16(bits, 4), mask));
+      w[4 * h + 1] = ior(w[4 * h + 1], iand(shl16(bits, 2), mask));
+      w[4 * h + 2] = ior(w[4 * h + 2], iand(bits, mask));
+      w[4 * h + 3] = ior(w[4 * h + 3], iand(shr16(bits, 2), mask));
     }
   }
   [[nodiscard]] Affine scales(int sub_block) const {
-    const F scale = mul(d, to_float(load_i8(p + 32 + 16 * sub_block)));
+    const F scale = mul(d, unit.i8(32 + 16 * sub_block));
     return {scale, mul(scale, set1(-32.0f))};
   }
 };
@@ -222,40 +240,50 @@ struct WideCodec<Codec::q6_k> {
 inline I four_activations(const int8_t* q) {
   int32_t four;
   __builtin_memcpy(&four, q, sizeof four);
-  return _mm512_set1_epi32(four);
+  return iset1(four);
 }
-// Integer sums of n steps from two chains.
-template <int N>
+// Integer sums of N steps in two chains.
+template <int N, bool kBytes>
 inline I dot_steps(const I* w, const int8_t* q) {
-  I even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+  I even = iset1(0), odd = iset1(0);
 #pragma GCC unroll 8
   for (int s = 0; s < N; s += 2) {
-    even = _mm512_dpbusd_epi32(even, w[s], four_activations(q + 4 * s));
-    odd = _mm512_dpbusd_epi32(odd, w[s + 1], four_activations(q + 4 * s + 4));
+    const I first = four_activations(q + 4 * s), second = four_activations(q + 4 * s + 4);
+    even = kBytes ? dot_bytes(even, w[s], first) : dot_small(even, w[s], first);
+    odd = kBytes ? dot_bytes(odd, w[s + 1], second) : dot_small(odd, w[s + 1], second);
   }
-  return _mm512_add_epi32(even, odd);
+  return iadd(even, odd);
 }
 
+// Rows [row, row + kWidth) of token t.
 inline void finish_wide(const WideProduct& p, int row, int n_rows, int t, F sum) {
-  const int n = n_rows - row < kWideRows ? n_rows - row : kWideRows;
-  const auto lanes = static_cast<__mmask16>((1u << n) - 1u);
   float* const y = p.y[t] + p.y_col + row;
-  if (p.bias != nullptr) sum = add(sum, _mm512_maskz_loadu_ps(lanes, p.bias + row));
-  if (p.beta != 0.0f) sum = add(sum, mul(set1(p.beta), _mm512_maskz_loadu_ps(lanes, y)));
-  _mm512_mask_storeu_ps(y, lanes, sum);
+  const int n = n_rows - row < kWidth ? n_rows - row : kWidth;
+  if (n == kWidth && p.bias == nullptr && p.beta == 0.0f) {
+    store(y, sum);
+    return;
+  }
+  float values[kWidth];
+  store(values, sum);
+  for (int r = 0; r < n; ++r) {
+    float value = values[r];
+    if (p.bias != nullptr) value += p.bias[row + r];
+    if (p.beta != 0.0f) value += p.beta * y[r];
+    y[r] = value;
+  }
 }
 
 template <Codec C, int T>
 inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0) {
   using D = WideCodec<C>;
-  const int n_chunks = w.unit_elems / kChunk;
+  const int n_chunks = w.unit_elems / kChunk, lane = row % kWideRows;
   const uint8_t* unit = w.data + static_cast<int64_t>(row / kWideRows) * w.n_units * w.unit_bytes;
   const QuantisedRow* const x = p.x + t0;
   F sum[T];
   for (int t = 0; t < T; ++t) sum[t] = zero();
   int64_t chunk = 0;
   for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
-    const D codec(w, unit);
+    const D codec(Unit{unit, lane});
     for (int c = 0; c < n_chunks; ++c, ++chunk) {
       I codes[kSteps];
       codec.codes(c, codes);
@@ -263,7 +291,7 @@ inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0) 
         const Affine a = codec.scales(c);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
-          const F dot = to_float(dot_steps<8>(codes, x[t].q + chunk * kChunk));
+          const F dot = to_float(dot_steps<8, D::kBytes>(codes, x[t].q + chunk * kChunk));
           sum[t] = fma(mul(dot, set1(x[t].scale[chunk])), a.d, sum[t]);
           sum[t] = fma(set1(x[t].sum32[chunk]), a.m, sum[t]);
         }
@@ -272,8 +300,8 @@ inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0) 
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
           const F scale = set1(x[t].scale[chunk]);
-          const F first = to_float(dot_steps<4>(codes, x[t].q + chunk * kChunk));
-          const F second = to_float(dot_steps<4>(codes + 4, x[t].q + chunk * kChunk + 16));
+          const F first = to_float(dot_steps<4, D::kBytes>(codes, x[t].q + chunk * kChunk));
+          const F second = to_float(dot_steps<4, D::kBytes>(codes + 4, x[t].q + chunk * kChunk + 16));
           sum[t] = fma(mul(first, scale), a.d, sum[t]);
           sum[t] = fma(set1(x[t].sum16[2 * chunk]), a.m, sum[t]);
           sum[t] = fma(mul(second, scale), b.d, sum[t]);
@@ -288,9 +316,10 @@ inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0) 
 // Rows outside: a group of rows stays in the first cache while all tokens pass.
 template <Codec C>
 void wide_product(const WideRows& w, const WideProduct& p) {
-  for (int row = 0; row < w.n_rows; row += kWideRows) {
+  for (int row = 0; row < w.n_rows; row += kWidth) {
     int t = 0;
-    for (; t + 8 <= p.n_tokens; t += 8) wide_tile<C, 8>(w, p, row, t);
+    if constexpr (kWidth == 16)
+      for (; t + 8 <= p.n_tokens; t += 8) wide_tile<C, 8>(w, p, row, t);
     for (; t + 4 <= p.n_tokens; t += 4) wide_tile<C, 4>(w, p, row, t);
     for (; t < p.n_tokens; ++t) wide_tile<C, 1>(w, p, row, t);
   }
@@ -298,20 +327,49 @@ void wide_product(const WideRows& w, const WideProduct& p) {
 
 inline void quantise_row(const float* x, int n, int8_t* q, float* scale, float* sum32, float* sum16) {
   for (int k = 0, g = 0; k < n; k += kChunk, ++g) {
-    const F a = load(x + k), b = load(x + k + 16);
-    const float largest = _mm512_reduce_max_ps(vmax(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-    const bool is_nan = (_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q)) != 0;
-    const float d = is_nan ? __builtin_nanf("") : largest / 127.0f;  // a number that is none must not vanish
-    const F inverse = set1(largest > 0.0f ? 127.0f / largest : 0.0f);
-    const I qa = _mm512_cvtps_epi32(mul(a, inverse)), qb = _mm512_cvtps_epi32(mul(b, inverse));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + k), _mm512_cvtepi32_epi8(qa));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + k + 16), _mm512_cvtepi32_epi8(qb));
-    const int sum_a = _mm512_reduce_add_epi32(qa), sum_b = _mm512_reduce_add_epi32(qb);
+    F largest = zero(), marked = zero();  // marked: NaN where an x is, which must not vanish
+    for (int i = 0; i < kChunk; i += kWidth) {
+      const F a = load(x + k + i);
+      largest = vmax(largest, vabs(a));
+      marked = if_nan(a, marked, a);
+    }
+    const float top = reduce_max(largest), d = top / 127.0f + 0.0f * reduce_add(marked);
+    const F inverse = set1(top > 0.0f ? 127.0f / top : 0.0f);
+    F half[2] = {zero(), zero()};  // sums of codes: small integers, exact
+    for (int i = 0; i < kChunk; i += kWidth) {
+      const I code = round_to_int(mul(load(x + k + i), inverse));
+      store_i8(q + k + i, code);
+      half[i / 16] = add(half[i / 16], to_float(code));
+    }
+    const float first = reduce_add(half[0]), second = reduce_add(half[1]);
     scale[g] = d;
-    sum16[2 * g] = d * static_cast<float>(sum_a);
-    sum16[2 * g + 1] = d * static_cast<float>(sum_b);
-    sum32[g] = d * static_cast<float>(sum_a + sum_b);
+    sum16[2 * g] = d * first;
+    sum16[2 * g + 1] = d * second;
+    sum32[g] = d * (first + second);
   }
+}
+
+template <Codec C>
+constexpr void fill_wide(WideKernels& k) {
+  k.product[static_cast<int>(C)] = wide_product<C>;
+}
+constexpr WideKernels make_wide_kernels() {
+  WideKernels k;
+  k.quantise = quantise_row;
+  fill_wide<Codec::q4_0>(k);
+  fill_wide<Codec::q4_1>(k);
+  fill_wide<Codec::q5_0>(k);
+  fill_wide<Codec::q5_1>(k);
+  fill_wide<Codec::q8_0>(k);
+  fill_wide<Codec::q4_k>(k);
+  fill_wide<Codec::q5_k>(k);
+  fill_wide<Codec::q6_k>(k);
+  fill_wide<Codec::iq4_nl>(k);
+  fill_wide<Codec::iq4_xs>(k);
+  fill_wide<Codec::mxfp4>(k);
+  fill_wide<Codec::int4>(k);
+  fill_wide<Codec::int8>(k);
+  return k;
 }
 
 }  // namespace

@@ -1,0 +1,10 @@
+// The integer products of the wide layout in AVX2. Built with flags of its own: see CMakeLists.txt.
+#include "cpu/isa/bytes_avx2.h"
+//
+#include "cpu/isa/wide.h"
+
+namespace cachalot::cpu {
+
+constinit const WideKernels kAvx2WideKernels = make_wide_kernels();
+
+}  // namespace cachalot::cpu
