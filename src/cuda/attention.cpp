@@ -41,12 +41,64 @@ void CudaOps::attend(const Attn& attn, View q, View out) {
   CACHALOT_CHECK(q.n_rows() == args.n_rows && out.n_rows() == args.n_rows && q.n_cols() == args.heads * l.k_dim &&
                  args.heads % l.heads == 0 && out.n_cols() == args.heads * l.v_dim);
   if (args.n_rows == 0) return;
+  if (attend_flash(attn, args, q, out)) return;
   if (!mla_decode_supports(args)) return done(launch_attend_generic(args, stream_), "attend");
   const size_t mark = temp_mark();
   args.n_splits = mla_decode_splits(args.n_rows, args.heads, attn.batch->max_kv);
   if (args.n_splits > 1) args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (l.v_dim + 1)).data);
   done(launch_mla_decode(args, stream_), "attend");
   temp_release(mark);
+}
+
+// Prompts of models with separate values: each sequence's pages are laid out in a row, then tiled attention. Sequences with few rows, and
+// captured steps, whose plan must not depend on lengths, take the generic kernel.
+bool CudaOps::attend_flash(const Attn& attn, const AttendArgs& args, View q, View out) {
+  const KvLayout& l = attn.kv.layout;
+  const Batch& b = *attn.batch;
+  FlashArgs flash{.heads = args.heads,
+                  .share = args.heads / l.heads,
+                  .k_dim = l.k_dim,
+                  .v_dim = l.v_dim,
+                  .scale = attn.scale,
+                  .q = mat_of(q),
+                  .k = q.data,
+                  .v = q.data,
+                  .k_stride = l.heads * l.k_dim,
+                  .v_stride = l.heads * l.v_dim,
+                  .k_head = l.k_dim,
+                  .v_head = l.v_dim};
+  if (capturing_ || l.v_is_k_prefix || b.max_q < kFlashRows || b.host_kv_len.empty() || b.host_q_start.empty() || !flash_supports(flash))
+    return false;
+  for (int s = args.seq_begin; s < args.seq_begin + args.n_seqs; ++s) {
+    const auto at = static_cast<size_t>(s);
+    const int kv_len = b.host_kv_len[at], begin = b.host_q_start[at] - args.row_begin,
+              n_q = b.host_q_start[at + 1] - args.row_begin - begin;
+    if (n_q <= 0) continue;
+    const View rows = out.rows(begin, n_q), queries = q.rows(begin, n_q);
+    if (n_q < kFlashRows || kv_len <= 0) {
+      AttendArgs some = args;
+      some.row_begin += begin;
+      some.n_rows = n_q;
+      some.q = mat_of(queries);
+      some.out = mat_of(rows);
+      done(launch_attend_generic(some, stream_), "attend");
+      continue;
+    }
+    const size_t mark = temp_mark();
+    const View k = temp(DType::bf16, kv_len, l.heads * l.k_dim), v = temp(DType::bf16, kv_len, l.heads * l.v_dim);
+    const int* table = b.block_table.row<const int>(s);
+    done(launch_kv_gather(attn.kv.k, dtype_of(l.format), l.block_tokens, table, 0, mat_of(k), stream_), "attend");
+    done(launch_kv_gather(attn.kv.v, dtype_of(l.format), l.block_tokens, table, 0, mat_of(v), stream_), "attend");
+    flash.q = mat_of(queries);
+    flash.out = mat_of(rows);
+    flash.k = k.data;
+    flash.v = v.data;
+    flash.n_keys = kv_len;
+    flash.q_position = kv_len - n_q;
+    done(launch_flash(flash, stream_), "attend");
+    temp_release(mark);
+  }
+  return true;
 }
 
 void CudaOps::kv_gather(const Attn& attn, int seq, int begin, int n, View out) {

@@ -95,6 +95,9 @@ class CudaOps final : public Ops {
   // The gate and up halves of a fused product, when one kernel can take both.
   static bool halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up);
 
+  // attention.cpp
+  bool attend_flash(const Attn& attn, const AttendArgs& args, View q, View out);
+
   // moe.cpp
   void plan_moe(MoePlan& plan);
   void launch_grouped(GemmArgs args);

@@ -59,6 +59,11 @@ std::vector<OpCase> large_cases() {
   cases.push_back(attend_case({.label = "mla 24 heads", .heads = 24, .layout = mla, .sequences = {{1, 200}, {2, 90}}}));
   cases.push_back(attend_expanded_case({.label = "flash", .heads = 16, .layout = mla, .sequences = {{150, 150}, {20, 200}, {3, 40}}}, dims,
                                        Format::bf16));
+  for (const int dim : {64, 128}) {
+    const KvLayout gqa{.heads = 2, .k_dim = dim, .v_dim = dim, .v_is_k_prefix = false, .format = KvFormat::bf16, .block_tokens = 16};
+    cases.push_back(
+        attend_case({.label = "gqa prompt", .heads = 6, .layout = gqa, .sequences = {{140, 140}, {3, 50}, {40, 200}, {1, 0}, {17, 17}}}));
+  }
   return cases;
 }
 
