@@ -209,7 +209,7 @@ constexpr int stream_depth(Tile tile, int row_tiles, int col_tiles) {
   return col_tiles > 2 ? 2 : 4;
 }
 constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles, int warps) {
-  if (warps == 8) return col_tiles == 1 && tile != Tile::bf16 ? 3 : 2;
+  if (warps == 8) return col_tiles == 1 && (tile == Tile::q4g32 || tile == Tile::q4g64) ? 3 : 2;
   if (tile == Tile::bf16) return col_tiles == 1 ? 4 : 3;
   if (tile_info(tile).code_bits == 8) return col_tiles == 1 ? 5 : col_tiles == 2 ? 4 : 3;
   return col_tiles == 1 ? (tile == Tile::q4g64 ? 8 : 7) : col_tiles == 2 ? 5 : 4;
