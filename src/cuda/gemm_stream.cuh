@@ -205,13 +205,13 @@ __device__ __forceinline__ void stream_store(const GemmArgs& a, const StreamWork
 // Chunks in flight per warp, and blocks per multiprocessor that the registers must allow: measured. With two row tiles many warps with one
 // chunk each do better than few with more.
 constexpr int stream_depth(Tile tile, int row_tiles, int col_tiles) {
-  if (row_tiles == 2) return tile == Tile::bf16 || tile_info(tile).code_bits < 8 || col_tiles > 2 ? 1 : 2;
+  if (row_tiles == 2) return 1;
   return col_tiles > 2 ? 2 : 4;
 }
 constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles, int warps) {
   if (warps == 8) return col_tiles == 1 && (tile == Tile::q4g32 || tile == Tile::q4g64) ? 3 : 2;
   if (tile == Tile::bf16) return col_tiles == 1 ? 4 : 3;
-  if (tile_info(tile).code_bits == 8) return col_tiles == 1 ? 5 : col_tiles == 2 ? 4 : 3;
+  if (tile_info(tile).code_bits == 8) return col_tiles == 1 ? 6 : col_tiles == 2 ? 5 : 4;
   return col_tiles == 1 ? (tile == Tile::q4g64 ? 8 : 7) : col_tiles == 2 ? 5 : 4;
 }
 

@@ -29,8 +29,14 @@ __device__ __forceinline__ int permuted_column(bool q6, int k) {
   return (k & ~31) | ((k >> 2 & 1) << 4) | ((k >> 1 & 1) << 3) | ((k >> 3 & 3) << 1) | i;
 }
 
+// Blocks per multiprocessor that the registers must allow. Converting weights is a chain of short latencies: it wants many warps.
+constexpr int wgmma_blocks(Tile tile, int columns) {
+  if (tile == Tile::bf16) return columns == 128 ? 1 : 2;
+  return columns == 32 && tile == Tile::q4g64 ? 3 : 2;
+}
+
 template <Tile kTile, int kN>
-__global__ __launch_bounds__(256, kTile == Tile::bf16 && kN == 128 ? 1 : 2) void wgmma_kernel(const __grid_constant__ GemmArgs a) {
+__global__ __launch_bounds__(256, wgmma_blocks(kTile, kN)) void wgmma_kernel(const __grid_constant__ GemmArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = WgmmaShape<kN>;
   constexpr int kStages = Shape::kStages;
