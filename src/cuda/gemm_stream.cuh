@@ -1,8 +1,8 @@
 // The product for few rows: y^T = W x^T with the rows of W as mma's 16 and up to 8 kColTiles rows of x as its 8 columns. What limits it is
-// the reading of W, so: a block takes 16 or 2 x 16 rows of W, its 8 or 4 warps take the 64-column chunks in turn, each issues the
-// loads of several chunks before it uses the first, and loads what does not depend on the kernel before while that one still runs.
+// the reading of W, so: a block takes 16 or 2 x 16 rows of W, its 8 or 4 warps take the 64-column chunks in turn, many
+// warps keep loads in flight, and what does not depend on the kernel before is loaded while that one still runs.
 // Codes go to the tensor cores as exact integers; scales are applied to the f32 sums of each group, minima through the sum of x over it.
-// The order of the sums depends on the format and on nothing else, so a row's result does not depend on its neighbours.
+// The order of the sums depends on the format and the number of warps, not on the other rows; see launch_stream_format for the latter.
 #pragma once
 
 #include "cuda/formats.cuh"
