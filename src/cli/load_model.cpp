@@ -51,10 +51,9 @@ LoadedModel load_model(const ModelOptions& options) {
   model.generation_config_json = checkpoint->generation_config_json();
 
   ProgressBar bar("loading", options.show_progress);
-  model.decoder = Decoder::load(*checkpoint, model.config, *model.ops,
-                                {.max_positions = model.max_context,
-                                 .exact_derived = options.exact_derived,
-                                 .progress = [&](size_t done, size_t total) { bar.update(done, total); }});
+  model.decoder =
+      Decoder::load(*checkpoint, model.config, *model.ops,
+                    {.max_positions = model.max_context, .progress = [&](size_t done, size_t total) { bar.update(done, total); }});
   model.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
 }

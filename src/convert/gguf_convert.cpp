@@ -98,9 +98,15 @@ class Converter {
     }
     matrix(prefix_ + "attn_kv_a_mqa.weight", c_.kv_rank + c_.rope.dim, c_.hidden);
     vector(prefix_ + "attn_kv_a_norm.weight", c_.kv_rank);
-    const MlaSources s = mla_sources(file_, prefix_, c_.mla_dims(), /*exact=*/true);
-    stored(prefix_ + "attn_k_b.weight", s.uk_t, {c_.n_heads, c_.kv_rank, c_.nope});
-    stored(prefix_ + "attn_v_b.weight", s.uv, {c_.n_heads, c_.v_dim, c_.kv_rank});
+    const std::string k_b = prefix_ + "attn_k_b.weight", v_b = prefix_ + "attn_v_b.weight";
+    if (declaring_) {  // deriving them twice would double the work
+      declare(k_b, format_for(k_b, c_.nope), {c_.n_heads, c_.kv_rank, c_.nope});
+      declare(v_b, format_for(v_b, c_.kv_rank), {c_.n_heads, c_.v_dim, c_.kv_rank});
+    } else {
+      const MlaSources s = mla_sources(file_, prefix_, c_.mla_dims(), /*exact=*/true);
+      write_rows(s.uk_t, format_for(k_b, c_.nope));
+      write_rows(s.uv, format_for(v_b, c_.kv_rank));
+    }
     matrix(prefix_ + "attn_output.weight", c_.hidden, c_.n_heads * c_.v_dim);
   }
 
@@ -120,29 +126,28 @@ class Converter {
 
   void matrix(const std::string& name, int out, int in, int n_matrices = 1, const std::vector<int>& row_order = {}) {
     const bool stacked = name.find("_exps.") != std::string::npos;
-    stored(name, file_.linear(name, n_matrices, out, in),
-           stacked ? std::vector<int64_t>{n_matrices, out, in} : std::vector<int64_t>{out, in}, row_order);
+    stored_as(name, file_.linear(name, n_matrices, out, in),
+              stacked ? std::vector<int64_t>{n_matrices, out, in} : std::vector<int64_t>{out, in}, format_for(name, in), row_order);
   }
 
-  // In the format asked for, or f16 where its blocks do not divide the rows.
-  void stored(const std::string& name, const LinearSource& source, const std::vector<int64_t>& shape,
-              const std::vector<int>& row_order = {}) {
-    Format format = options_.format;
-    if (source.in % info(format).block_elems != 0) {
-      format = Format::f16;
-      if (declaring_)
-        result_.notes.push_back(
-            fmt::format("{}: rows of {} are no multiple of {}: stored as f16", name, source.in, info(options_.format).block_elems));
-    }
-    stored_as(name, source, shape, format, row_order);
+  // The format asked for, or f16 where its blocks do not divide rows of `in`.
+  Format format_for(const std::string& name, int in) {
+    if (in % info(options_.format).block_elems == 0) return options_.format;
+    if (declaring_)
+      result_.notes.push_back(
+          fmt::format("{}: rows of {} are no multiple of {}: stored as f16", name, in, info(options_.format).block_elems));
+    return Format::f16;
   }
 
   void stored_as(const std::string& name, const LinearSource& source, const std::vector<int64_t>& shape, Format format,
                  const std::vector<int>& row_order = {}) {
-    if (declaring_) {
+    if (declaring_)
       declare(name, format, shape);
-      return;
-    }
+    else
+      write_rows(source, format, row_order);
+  }
+
+  void write_rows(const LinearSource& source, Format format, const std::vector<int>& row_order = {}) {
     std::vector<float> values(static_cast<size_t>(source.in));
     std::vector<std::byte> bytes(row_bytes(format, source.in));
     for (int m = 0; m < source.n_matrices(); ++m)

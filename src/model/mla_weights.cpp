@@ -23,15 +23,13 @@ void split(const MlaDims& d, bool exact, MlaSources& s) {
   const int per_head = d.nope + d.v_dim;
   const auto P = static_cast<size_t>(d.nope), V = static_cast<size_t>(d.v_dim), R = static_cast<size_t>(d.kv_rank),
              H = static_cast<size_t>(d.n_heads);
-  std::vector<float> uk_t(H * R * P), uv(H * V * R), row(R);
+  std::vector<float> uk_t(H * R * P), row(R);
   for (int h = 0; h < d.n_heads; ++h) {
     float* k = uk_t.data() + static_cast<size_t>(h) * R * P;
     for (int p = 0; p < d.nope; ++p) {
       dequant_row(s.kv_b, 0, h * per_head + p, row.data());
       for (size_t r = 0; r < R; ++r) k[r * P + static_cast<size_t>(p)] = row[r];
     }
-    for (int v = 0; v < d.v_dim; ++v)
-      dequant_row(s.kv_b, 0, h * per_head + d.nope + v, uv.data() + (static_cast<size_t>(h) * V + static_cast<size_t>(v)) * R);
   }
   s.uk_t =
       make_linear_source(s.kv_b.name + " (k, transposed)", derived_format(s.kv_b.format, exact, uk_t), uk_t, d.n_heads, d.kv_rank, d.nope);
@@ -41,6 +39,10 @@ void split(const MlaDims& d, bool exact, MlaSources& s) {
     s.uv.name = s.kv_b.name + " (v)";
     for (int h = 1; h < d.n_heads; ++h) s.uv.matrices.push_back(slice_rows(s.kv_b, h * per_head + d.nope, d.v_dim).matrices[0]);
   } else {
+    std::vector<float> uv(H * V * R);
+    for (int h = 0; h < d.n_heads; ++h)
+      for (int v = 0; v < d.v_dim; ++v)
+        dequant_row(s.kv_b, 0, h * per_head + d.nope + v, uv.data() + (static_cast<size_t>(h) * V + static_cast<size_t>(v)) * R);
     s.uv = make_linear_source(s.kv_b.name + " (v)", derived_format(s.kv_b.format, exact, uv), uv, d.n_heads, d.v_dim, d.kv_rank);
   }
 }
