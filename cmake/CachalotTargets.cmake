@@ -17,7 +17,7 @@ if(CCACHE_PROGRAM)
 endif()
 
 add_library(cachalot_options INTERFACE)
-target_include_directories(cachalot_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_include_directories(cachalot_options INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
 target_compile_options(cachalot_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wshadow -Wno-missing-field-initializers>
   # GCC 12 warns of overlapping copies inside std::string's own operator+ (GCC bug 105651).

@@ -10,7 +10,7 @@ sources() { git ls-files --cached --others --exclude-standard -- "$@" | sort -u 
 export tidy_cache=${XDG_CACHE_HOME:-$HOME/.cache}/cachalot-tidy
 tidy_one() {
   local build=$1 file=$2 key parts
-  parts=$(g++ -std=c++20 -Isrc -MM "$file" 2>/dev/null | sed 's/^[^:]*://; s/\\$//') || parts=""
+  parts=$(g++ -std=c++20 -Iinclude -Isrc -MM "$file" 2>/dev/null | sed 's/^[^:]*://; s/\\$//') || parts=""
   key=$({ clang-tidy --version; cat .clang-tidy "$file" $parts; } 2>/dev/null | sha256sum | cut -d' ' -f1)
   [[ -n $parts && -f $tidy_cache/$key ]] && return 0
   # The filter drops the counts of warnings in system headers.

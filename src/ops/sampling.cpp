@@ -49,7 +49,7 @@ class Uniform {
   std::array<uint32_t, 4> words_{};
 };
 
-// Penalties and biases; what is then not a number counts as forbidden.
+// Penalties, biases and tokens that are not allowed; what is then not a number counts as forbidden.
 std::vector<float> adjusted(std::span<const float> logits, const SampleParams& params) {
   std::vector<float> out(logits.begin(), logits.end());
   const auto known = [&](int token) { return token >= 0 && static_cast<size_t>(token) < out.size(); };
@@ -61,6 +61,8 @@ std::vector<float> adjusted(std::span<const float> logits, const SampleParams& p
   }
   for (const TokenBias& bias : params.bias)
     if (known(bias.token)) out[static_cast<size_t>(bias.token)] += bias.bias;
+  for (size_t i = 0; i < out.size() && !params.allowed.empty(); ++i)
+    if (i / 32 >= params.allowed.size() || (params.allowed[i / 32] >> (i % 32) & 1u) == 0) out[i] = kForbidden;
   for (float& logit : out) {
     if (std::isnan(logit)) logit = kForbidden;
     logit = std::min(logit, std::numeric_limits<float>::max());
@@ -195,7 +197,7 @@ Sampled sample_token(std::span<const float> logits, const SampleParams& params) 
     any |= l != kForbidden;
   }
   if (!sound || !any) return {.finite = false};
-  const bool plain = params.history.empty() && params.bias.empty();
+  const bool plain = params.history.empty() && params.bias.empty() && params.allowed.empty();
   out.token = plain ? choose(logits, params) : choose(adjusted(logits, params), params);
   out.finite = out.token >= 0;
   if (out.finite && params.n_logprobs >= 0) add_logprobs(logits, params.n_logprobs, out);

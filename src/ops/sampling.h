@@ -1,13 +1,16 @@
 // Sampling: how a token is drawn from logits, defined so that every device and every batch gives the same token for the same logits.
 //
-// In this order: repetition, presence and frequency penalties on tokens seen; logit bias; temperature; top-k; top-p; min-p. Then the draw
-// is an exponential race: the token with the largest log p_i - log(-log u_i), u_i = uniform(seed, step, i), from a counter-based generator.
-// So no order of summation and no neighbour in the batch can change the result. Temperature 0 takes the largest logit, lowest id first.
+// In this order: tokens that are not allowed are dropped; repetition, presence and frequency penalties on tokens seen; logit bias;
+// temperature; top-k; top-p; min-p. Then the draw is an exponential race: the token with the largest log p_i - log(-log u_i), u_i =
+// uniform(seed, step, i), from a counter-based generator. So no order of summation and no neighbour in the batch can change the result.
+// Temperature 0 takes the largest logit, lowest id first.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "cachalot/sampling.h"
 
 namespace cachalot {
 
@@ -16,11 +19,6 @@ struct TokenCount {
   int in_prompt;  // occurrences in the prompt
   int in_output;  // occurrences among the generated tokens
 };
-struct TokenBias {
-  int token;
-  float bias;  // -inf forbids the token
-};
-
 struct SampleParams {
   float temperature = 1.0f;                 // 0: greedy
   int top_k = 0;                            // <= 0: off
@@ -32,13 +30,10 @@ struct SampleParams {
   uint64_t step = 0;  // number of tokens that this sequence has generated
   std::span<const TokenCount> history;
   std::span<const TokenBias> bias;
+  std::span<const uint32_t> allowed;  // bit t % 32 of word t / 32: token t may come; tokens beyond its end may not; empty: all may
   int n_logprobs = -1;  // -1: none; 0: of the chosen token; n: also of the n most likely. Of the raw logits, before all of the above.
 };
 
-struct TokenLogprob {
-  int token;
-  float logprob;
-};
 struct Sampled {
   int token = -1;
   float logprob = 0.0f;

@@ -14,6 +14,7 @@ const char* name_of(FinishReason reason) {
     case FinishReason::stop: return "stop";
     case FinishReason::length: return "length";
     case FinishReason::cancelled: return "cancelled";
+    case FinishReason::timeout: return "timeout";
     case FinishReason::error: return "error";
   }
   return "?";

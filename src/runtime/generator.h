@@ -7,17 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "cachalot/engine.h"
 #include "runtime/runner.h"
 
 namespace cachalot {
-
-struct SamplingOptions {
-  float temperature = 1.0f, top_p = 1.0f, min_p = 0.0f, repetition = 1.0f, presence = 0.0f, frequency = 0.0f;
-  int top_k = 0;
-  uint64_t seed = 0;
-  std::vector<TokenBias> bias;
-  int n_logprobs = -1;
-};
 
 struct GenerationRequest {
   std::vector<int> prompt;
@@ -27,9 +20,6 @@ struct GenerationRequest {
   std::vector<int> stop_tokens;  // end the text like the model's own end tokens do
   std::optional<int> reuse;      // an ended request whose cached rows may serve as a prefix of this one
 };
-
-enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
-const char* name_of(FinishReason reason);
 
 struct GenerationEvent {
   int request = 0;

@@ -226,6 +226,18 @@ TEST(Bias, AddsAndForbids) {
   EXPECT_EQ(tokens_drawn({0.0f, 50.0f, 0.1f}, {.bias = force}), (std::set<int>{2}));
 }
 
+TEST(Allowed, OnlyTokensOfTheMaskAreDrawn) {
+  std::vector<float> logits(70, 0.0f);
+  logits[3] = 9.0f;
+  const std::vector<uint32_t> mask{1u << 5 | 1u << 31, 1u << 1};  // tokens 5, 31, 33; from 64 on: nothing is said, so none
+  std::set<int> drawn;
+  for (uint64_t step = 0; step < 200; ++step) drawn.insert(sample_token(logits, {.step = step, .allowed = mask}).token);
+  EXPECT_EQ(drawn, (std::set<int>{5, 31, 33}));
+  EXPECT_EQ(sample_token(logits, {.temperature = 0.0f, .allowed = mask}).token, 5);
+  const std::vector<uint32_t> none(3, 0u);
+  EXPECT_FALSE(sample_token(logits, {.allowed = none}).finite);
+}
+
 TEST(Logprobs, AreOfTheRawLogits) {
   const auto logits = logs({0.1f, 0.4f, 0.05f, 0.25f, 0.2f});
   const TokenBias bias[] = {{2, 50.0f}};
