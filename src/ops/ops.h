@@ -8,8 +8,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ops/batch.h"
@@ -41,6 +43,14 @@ struct Linear {
   // One matrix of the stack.
   [[nodiscard]] Linear matrix(int i) const { return {out, in, 1, first + i, packed}; }
 };
+
+// A Linear's packed form as plain bytes, for files that hold it: a small opaque description and the large buffers that it speaks of.
+struct PackedImage {
+  std::vector<std::byte> description;
+  std::vector<std::span<const std::byte>> buffers;  // valid while the Linear lives
+};
+// Writes the whole content of buffer `index` of a packed form to `memory`.
+using FillBuffer = std::function<void(size_t index, std::span<std::byte> memory)>;
 
 // A small constant on the device (a norm weight, a rope table) with its owner.
 struct Constant {
@@ -133,6 +143,14 @@ class Ops {
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;  // waits for everything enqueued before
   Constant constant(std::span<const float> values, int rows, int cols);     // f32 matrix
+
+  // ---- load time, packed files ----
+  // Names the form that pack() gives weights here; what one device wrote, every device that names the same form can read. "": none, and
+  // the two calls below throw Error.
+  [[nodiscard]] virtual std::string packed_layout() const { return {}; }
+  [[nodiscard]] virtual PackedImage packed_image(const Linear& w) const;
+  // The Linear whose packed_image() had this description and buffers of these sizes. Throws Error when they do not belong together.
+  virtual Linear from_image(std::span<const std::byte> description, std::span<const size_t> buffer_bytes, const FillBuffer& fill);
 
   // ---- temporary memory: a bump arena, released by Scope ----
   virtual View temp(DType dtype, int rows, int cols) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/error.h"
 #include "base/float_formats.h"
 #include "ops/ops.h"
 
@@ -149,5 +150,11 @@ void Ops::sample(View logits, std::span<const SampleParams> params, std::span<Sa
 void Ops::scatter_add_rows(View, View, View, View) { CACHALOT_CHECK(false, "{} has no scatter_add_rows", name()); }
 void Ops::kv_gather(const Attn&, int, int, int, View) { CACHALOT_CHECK(false, "{} has no kv_gather", name()); }
 void Ops::attend_ragged(const RaggedChunk&, View, View, View, View, View) { CACHALOT_CHECK(false, "{} has no attend_ragged", name()); }
+
+PackedImage Ops::packed_image(const Linear& /*w*/) const { fail("{}: weights of this device cannot be written to packed files", name()); }
+
+Linear Ops::from_image(std::span<const std::byte> /*description*/, std::span<const size_t> /*buffer_bytes*/, const FillBuffer& /*fill*/) {
+  fail("{}: this device cannot read packed files", name());
+}
 
 }  // namespace cachalot
