@@ -35,6 +35,22 @@ const float* floats(const View& v) {
   return static_cast<const float*>(v.data);
 }
 
+class RecordedGraph final : public Graph {
+ public:
+  RecordedGraph(cudaGraphExec_t exec, cudaStream_t stream, Buffer temporary)
+      : exec_(exec), stream_(stream), temporary_(std::move(temporary)) {}
+  ~RecordedGraph() override {
+    cudaStreamSynchronize(stream_);  // it may be running still
+    cudaGraphExecDestroy(exec_);
+  }
+  void launch() override { CACHALOT_CUDA_CHECK(cudaGraphLaunch(exec_, stream_)); }
+
+ private:
+  cudaGraphExec_t exec_;
+  cudaStream_t stream_;
+  Buffer temporary_;  // the arena may have given it up since
+};
+
 // What greedy sampling on the device covers: the largest logit and nothing else.
 bool is_plain_greedy(const SampleParams& p) {
   return !(p.temperature > 0.0f) && p.n_logprobs < 0 && p.bias.empty() &&
@@ -110,6 +126,39 @@ void CudaOps::download(void* host, const void* device, size_t bytes) {
 View CudaOps::temp(DType dtype, int rows, int cols) {
   CACHALOT_CHECK(rows >= 0 && cols >= 0, "{} x {}", rows, cols);
   return View::matrix(arena_.take(static_cast<size_t>(rows) * static_cast<size_t>(cols) * size_of(dtype)), dtype, rows, cols);
+}
+
+MemorySize CudaOps::memory() {
+  MemorySize memory;
+  CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  CACHALOT_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));
+  return memory;
+}
+
+std::unique_ptr<Graph> CudaOps::capture(const std::function<void()>& step) {
+  CACHALOT_CHECK(!capturing_ && arena_.mark() == 0, "a step within a step is recorded");
+  (void)arena_.take(1);  // the one chunk that the arena wants after it has grown, since a recorded step may take none
+  arena_.release(0);
+  CACHALOT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  capturing_ = true;
+  cudaGraph_t graph = nullptr;
+  const auto end = [&] {
+    capturing_ = false;
+    return cudaStreamEndCapture(stream_, &graph);
+  };
+  try {
+    step();
+  } catch (...) {
+    if (end() == cudaSuccess) cudaGraphDestroy(graph);
+    arena_.release(0);
+    throw;
+  }
+  check_cuda(end(), "recording a graph");
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphDestroy(graph);
+  check_cuda(error, "making a graph");
+  return std::make_unique<RecordedGraph>(exec, stream_, arena_.memory());
 }
 
 void CudaOps::embed(const Linear& table, View ids, View x) {
@@ -225,17 +274,6 @@ cuda::CudaOps& impl(Ops& ops) {
   return *found;
 }
 
-class Graph final : public CudaGraph {
- public:
-  Graph(cudaGraphExec_t exec, cudaStream_t stream) : exec_(exec), stream_(stream) {}
-  ~Graph() override { cudaGraphExecDestroy(exec_); }
-  void launch() override { CACHALOT_CUDA_CHECK(cudaGraphLaunch(exec_, stream_)); }
-
- private:
-  cudaGraphExec_t exec_;
-  cudaStream_t stream_;
-};
-
 }  // namespace
 
 bool cuda_available() {
@@ -244,30 +282,6 @@ bool cuda_available() {
 }
 
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options) { return std::make_unique<cuda::CudaOps>(options); }
-
-std::unique_ptr<CudaGraph> capture_cuda_graph(Ops& ops, const std::function<void()>& step) {
-  cuda::CudaOps& o = impl(ops);
-  o.settle_arena();
-  CACHALOT_CUDA_CHECK(cudaStreamBeginCapture(o.stream(), cudaStreamCaptureModeThreadLocal));
-  o.set_capturing(true);
-  cudaGraph_t graph = nullptr;
-  const auto end = [&] {
-    o.set_capturing(false);
-    return cudaStreamEndCapture(o.stream(), &graph);
-  };
-  try {
-    step();
-  } catch (...) {
-    if (end() == cudaSuccess) cudaGraphDestroy(graph);
-    throw;
-  }
-  cuda::check_cuda(end(), "recording a graph");
-  cudaGraphExec_t exec = nullptr;
-  const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
-  cudaGraphDestroy(graph);
-  cuda::check_cuda(error, "making a graph");
-  return std::make_unique<Graph>(exec, o.stream());
-}
 
 void cuda_synchronize(Ops& ops) { CACHALOT_CUDA_CHECK(cudaStreamSynchronize(impl(ops).stream())); }
 
@@ -285,13 +299,6 @@ double cuda_seconds(Ops& ops, const std::function<void()>& work) {
   cudaEventDestroy(start);
   cudaEventDestroy(stop);
   return static_cast<double>(milliseconds) * 1e-3;
-}
-
-CudaMemory cuda_memory(Ops& ops) {
-  CudaMemory memory;
-  cuda_synchronize(ops);
-  CACHALOT_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));
-  return memory;
 }
 
 }  // namespace cachalot

@@ -26,21 +26,8 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options = {});
 
 // ---- beyond Ops; `ops` must come from make_cuda_ops ----
 
-// A recorded sequence of calls, which runs again with the contents that its arrays then hold.
-class CudaGraph {
- public:
-  virtual ~CudaGraph() = default;
-  virtual void launch() = 0;  // enqueues
-};
-// Records the calls that `step` makes; they do not run. `step` must have run before, so that the arena has its size.
-std::unique_ptr<CudaGraph> capture_cuda_graph(Ops& ops, const std::function<void()>& step);
 void cuda_synchronize(Ops& ops);
 // Seconds between the start and the end of what `work` enqueues, by events on the stream.
 double cuda_seconds(Ops& ops, const std::function<void()>& work);
-
-struct CudaMemory {
-  size_t free = 0, total = 0;
-};
-CudaMemory cuda_memory(Ops& ops);
 
 }  // namespace cachalot

@@ -38,6 +38,8 @@ class CudaOps final : public Ops {
   View temp(DType dtype, int rows, int cols) override;
   size_t temp_mark() const override { return arena_.mark(); }
   void temp_release(size_t mark) override { arena_.release(mark); }
+  MemorySize memory() override;
+  std::unique_ptr<Graph> capture(const std::function<void()>& step) override;
 
   void embed(const Linear& table, View ids, View x) override;
   void rmsnorm(View x, View w, float eps, View y) override;
@@ -59,13 +61,6 @@ class CudaOps final : public Ops {
   void attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) override;
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
-  // Takes the one chunk that the arena wants after it has grown, since a recorded step may not.
-  void settle_arena() {
-    const size_t mark = arena_.mark();
-    (void)arena_.take(1);
-    arena_.release(mark);
-  }
-  void set_capturing(bool capturing) { capturing_ = capturing; }
 
  private:
   void done(cudaError_t error, const char* op);  // after each launch

@@ -9,9 +9,7 @@ namespace {
 
 bool cuda_available() { return false; }
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions&) { no_cuda(); }
-std::unique_ptr<CudaGraph> capture_cuda_graph(Ops&, const std::function<void()>&) { no_cuda(); }
 void cuda_synchronize(Ops&) { no_cuda(); }
 double cuda_seconds(Ops&, const std::function<void()>&) { no_cuda(); }
-CudaMemory cuda_memory(Ops&) { no_cuda(); }
 
 }  // namespace cachalot

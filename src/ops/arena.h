@@ -38,6 +38,8 @@ class Arena {
     }
     if (chunks_.empty()) base_ = 0;
   }
+  // The chunk that temporaries come from now.
+  [[nodiscard]] std::shared_ptr<void> memory() const { return chunks_.empty() ? nullptr : chunks_.back().memory; }
   [[nodiscard]] size_t capacity() const { return chunks_.empty() ? wanted_ : base_ + chunks_.back().size; }
 
  private:

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/system_memory.h"
 #include "ops/batch.h"
 #include "ops/kv_layout.h"
 #include "ops/sampling.h"
@@ -126,6 +127,13 @@ struct RaggedChunk {
   int kv_position = 0;  // position of the first context row
 };
 
+// A recorded run of calls, to be run again on what its arrays then hold. Temporary memory that they used stays theirs.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void launch() = 0;  // enqueues
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -143,6 +151,11 @@ class Ops {
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;  // waits for everything enqueued before
   Constant constant(std::span<const float> values, int rows, int cols);     // f32 matrix
+  // Waits for everything enqueued before, where calls only enqueue.
+  virtual MemorySize memory() { return system_memory(); }
+  // Records the calls that `step` makes, without running them; null where a device runs calls at once. `step` must have run before, and be
+  // made of calls that only enqueue. Throws Error when the device has no room for it.
+  virtual std::unique_ptr<Graph> capture(const std::function<void()>& step);
 
   // ---- load time, packed files ----
   // Names the form that pack() gives weights here; what one device wrote, every device that names the same form can read. "": none, and

@@ -147,6 +147,8 @@ void Ops::sample(View logits, std::span<const SampleParams> params, std::span<Sa
   }
 }
 
+std::unique_ptr<Graph> Ops::capture(const std::function<void()>&) { return nullptr; }
+
 void Ops::scatter_add_rows(View, View, View, View) { CACHALOT_CHECK(false, "{} has no scatter_add_rows", name()); }
 void Ops::kv_gather(const Attn&, int, int, int, View) { CACHALOT_CHECK(false, "{} has no kv_gather", name()); }
 void Ops::attend_ragged(const RaggedChunk&, View, View, View, View, View) { CACHALOT_CHECK(false, "{} has no attend_ragged", name()); }

@@ -67,7 +67,7 @@ struct Bench {
     work();
     work();
     cuda_synchronize(*ops);
-    const auto graph = capture_cuda_graph(*ops, work);
+    const auto graph = ops->capture(work);
     graph->launch();
     std::vector<double> seconds;
     for (int i = 0; i < replays; ++i) seconds.push_back(cuda_seconds(*ops, [&] { graph->launch(); }));
@@ -332,9 +332,9 @@ std::vector<Routing> uniform_routing(Bench& b, int rows, int n_layers) {
 
 void bench_model(const std::string& mix, const std::vector<int>& batches, int context) {
   Bench b;
-  const CudaMemory before = cuda_memory(*b.ops);
+  const MemorySize before = b.ops->memory();
   const Model m = make_model(b, mix);
-  std::printf("%s: %.2f GB of weights on the device\n", mix.c_str(), static_cast<double>(before.free - cuda_memory(*b.ops).free) * 1e-9);
+  std::printf("%s: %.2f GB of weights on the device\n", mix.c_str(), static_cast<double>(before.free - b.ops->memory().free) * 1e-9);
   std::printf("%-8s %-8s %6s %6s %10s %10s %8s %7s\n", "phase", "weights", "batch", "ctx", "ms", "tok/s", "TB/s", "share");
   for (const int n : batches) {
     const size_t kept = b.keep.size();

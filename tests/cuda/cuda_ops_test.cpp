@@ -143,7 +143,7 @@ TEST(CudaOps, ReplayedGraphEqualsEagerCalls) {
   const CaseInstance instance = c.prepare(ops, DType::bf16);
   instance.call();
   const auto eager = instance.outputs[0].tensor->values();
-  const auto graph = capture_cuda_graph(ops, instance.call);
+  const auto graph = ops.capture(instance.call);
   instance.outputs[0].tensor->set(std::vector<float>(eager.size(), -1.0f));
   graph->launch();
   EXPECT_EQ(instance.outputs[0].tensor->values(), eager);
