@@ -84,9 +84,9 @@ void add_cache_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("N")
       ->check(number_between(1, 1 << 26))
       ->group(group);
-  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "Numbers in the KV cache: auto, f32, f16, bf16")
+  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "Numbers in the KV cache: auto, f32, f16, bf16, fp8 (MLA on a GPU)")
       ->type_name("TYPE")
-      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}).description(""))
+      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "fp8"}).description(""))
       ->default_str(flags.kv_cache_dtype)
       ->group(group);
   command.add_option("--block-size", flags.block_size, "Tokens of a KV page: 8, 16, 32, 64")
@@ -107,9 +107,9 @@ GeneratorOptions generator_options(const ModelFlags& flags, const LoadedModel& m
   options.chunk = std::min(flags.prefill_chunk, model.max_context);
   options.block_tokens = flags.block_size;
   const std::string& type = flags.kv_cache_dtype;
-  options.kv_format = type == "f16"                                                                  ? KvFormat::f16
-                      : type == "bf16" || (type == "auto" && model.ops->activation() == DType::bf16) ? KvFormat::bf16
-                                                                                                     : KvFormat::f32;
+  if (type == "auto") options.kv_format = model.ops->activation() == DType::bf16 ? KvFormat::bf16 : KvFormat::f32;
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::fp8})
+    if (type == name_of(format)) options.kv_format = format;
   return options;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/thread_pool.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/huge_memory.h"
@@ -122,6 +123,7 @@ inline Element element_of(KvFormat format) {
     case KvFormat::f32: return Element::f32;
     case KvFormat::f16: return Element::f16;
     case KvFormat::bf16: return Element::bf16;
+    case KvFormat::fp8: fail("fp8 cache rows are not available on the CPU yet: use f32, f16 or bf16");
   }
   CACHALOT_CHECK(false, "KV format {}", static_cast<int>(format));
 }

@@ -2,6 +2,7 @@
 #include <cfloat>
 
 #include "cuda/attend_rows.cuh"
+#include "cuda/kv_rows.cuh"
 
 namespace cachalot::cuda {
 namespace {
@@ -65,12 +66,12 @@ __global__ __launch_bounds__(kWarps * 32) void paged_kernel(const __grid_constan
   __syncthreads();
   const int kv_head = head / (a.heads / l.heads), k_width = l.heads * l.k_dim, v_width = l.v_is_k_prefix ? k_width : l.heads * l.v_dim;
   const int* table = a.block_table + context.seq * a.table_stride;
-  const Kv* k = static_cast<const Kv*>(a.k) + kv_head * l.k_dim;
-  const Kv* v = l.v_is_k_prefix ? k : static_cast<const Kv*>(a.v) + kv_head * l.v_dim;
+  const void* v = l.v_is_k_prefix ? a.k : a.v;
+  const int k_at = kv_head * l.k_dim, v_at = l.v_is_k_prefix ? k_at : kv_head * l.v_dim;
   const auto slot = [&](int i) { return static_cast<int64_t>(table[i / l.block_tokens]) * l.block_tokens + i % l.block_tokens; };
   const float2 stats = attend_keys(
-      q, l.k_dim, l.v_dim, context.n_keys, a.scale, [&](int i, int d) { return to_f32(k[slot(i) * k_width + d]); },
-      [&](int i, int d) { return to_f32(v[slot(i) * v_width + d]); }, merge, sum);
+      q, l.k_dim, l.v_dim, context.n_keys, a.scale, [&](int i, int d) { return read_kv<Kv>(a.k, slot(i), k_width, l.v_dim, k_at + d); },
+      [&](int i, int d) { return read_kv<Kv>(v, slot(i), v_width, l.v_dim, v_at + d); }, merge, sum);
   for (int d = static_cast<int>(threadIdx.x); d < l.v_dim; d += kWarps * 32) out[d] = from_f32<Act>(sum[d] / stats.y);
 }
 
@@ -110,7 +111,7 @@ __global__ __launch_bounds__(kWarps * 32) void ragged_kernel(const __grid_consta
 cudaError_t launch_attend_generic(const AttendArgs& a, cudaStream_t stream) {
   if (a.layout.k_dim > kMaxQ || a.layout.v_dim > kMaxV) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads));
-  return with_type(dtype_of(a.layout.format), [&](auto kv) {
+  return with_rows(a.layout.format, [&](auto kv) {
     return with_activation(a.q.type,
                            [&](auto act) { return launch(paged_kernel<decltype(kv), decltype(act)>, grid, kWarps * 32, 0, stream, a); });
   });

@@ -2,8 +2,8 @@
 // never by a kernel, so that they may be read before pdl_wait.
 #pragma once
 
+#include "cuda/attention_kernels.h"
 #include "cuda/device.cuh"
-#include "cuda/kernels.h"
 
 namespace cachalot::cuda {
 

@@ -42,11 +42,12 @@ void CudaOps::attend(const Attn& attn, View q, View out) {
                  args.heads % l.heads == 0 && out.n_cols() == args.heads * l.v_dim);
   if (args.n_rows == 0) return;
   if (attend_flash(attn, args, q, out)) return;
-  if (!mla_decode_supports(args)) return done(launch_attend_generic(args, stream_), "attend");
+  const MlaKernel kernel = mla_decode_kernel_for(args, hopper_);
+  if (kernel == MlaKernel::none) return done(launch_attend_generic(args, stream_), "attend");
   const size_t mark = temp_mark();
-  args.n_splits = mla_decode_splits(args.n_rows, args.heads, attn.batch->max_kv);
+  args.n_splits = mla_decode_splits(kernel, args.n_rows, args.heads, attn.batch->max_kv);
   if (args.n_splits > 1) args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (l.v_dim + 1)).data);
-  done(launch_mla_decode(args, stream_), "attend");
+  done(launch_mla_decode(args, kernel, stream_), "attend");
   temp_release(mark);
 }
 
@@ -87,8 +88,8 @@ bool CudaOps::attend_flash(const Attn& attn, const AttendArgs& args, View q, Vie
     const size_t mark = temp_mark();
     const View k = temp(DType::bf16, kv_len, l.heads * l.k_dim), v = temp(DType::bf16, kv_len, l.heads * l.v_dim);
     const int* table = b.block_table.row<const int>(s);
-    done(launch_kv_gather(attn.kv.k, dtype_of(l.format), l.block_tokens, table, 0, mat_of(k), stream_), "attend");
-    done(launch_kv_gather(attn.kv.v, dtype_of(l.format), l.block_tokens, table, 0, mat_of(v), stream_), "attend");
+    done(launch_kv_gather(attn.kv.k, l, table, 0, mat_of(k), stream_), "attend");
+    done(launch_kv_gather(attn.kv.v, l, table, 0, mat_of(v), stream_), "attend");
     flash.q = mat_of(queries);
     flash.out = mat_of(rows);
     flash.k = k.data;
@@ -106,8 +107,7 @@ void CudaOps::kv_gather(const Attn& attn, int seq, int begin, int n, View out) {
   CACHALOT_CHECK(out.n_rows() == n && out.n_cols() == l.heads * l.k_dim);
   if (n == 0) return;
   const View& table = attn.batch->block_table;
-  done(launch_kv_gather(attn.kv.k, dtype_of(l.format), l.block_tokens, table.row<const int>(seq), begin, mat_of(out), stream_),
-       "kv_gather");
+  done(launch_kv_gather(attn.kv.k, l, table.row<const int>(seq), begin, mat_of(out), stream_), "kv_gather");
 }
 
 void CudaOps::attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) {

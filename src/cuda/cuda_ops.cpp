@@ -217,18 +217,17 @@ void CudaOps::mla_prologue(const MlaPrologue& p) {
   a.positions = ints(p.batch->positions);
   a.slots = ints(p.batch->slots);
   a.pages = p.kv.k;
-  a.page_type = dtype_of(p.kv.layout.format);
+  a.format = p.kv.layout.format;
   done(launch_mla_prologue(a, stream_), "mla_prologue");
 }
 
 void CudaOps::kv_write(const KvLayer& kv, const Batch& batch, View k, View v) {
-  const DType type = dtype_of(kv.layout.format);
   CACHALOT_CHECK(k.n_cols() == kv.layout.heads * kv.layout.k_dim);
   if (k.n_rows() == 0) return;
-  done(launch_kv_write(kv.k, type, ints(batch.slots), mat_of(k), stream_), "kv_write");
+  done(launch_kv_write(kv.k, kv.layout, ints(batch.slots), mat_of(k), stream_), "kv_write");
   if (kv.layout.v_is_k_prefix) return;
   CACHALOT_CHECK(v.n_cols() == kv.layout.heads * kv.layout.v_dim);
-  done(launch_kv_write(kv.v, type, ints(batch.slots), mat_of(v), stream_), "kv_write");
+  done(launch_kv_write(kv.v, kv.layout, ints(batch.slots), mat_of(v), stream_), "kv_write");
 }
 
 void CudaOps::gather_rows(View x, View ids, View y) {

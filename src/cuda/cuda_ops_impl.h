@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cuda/attention_kernels.h"
 #include "cuda/context.h"
 #include "cuda/cublas_lt.h"
 #include "cuda/cuda_ops.h"

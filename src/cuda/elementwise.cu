@@ -1,4 +1,4 @@
-// The row-wise operations: embedding, norms, rope, cache reads and writes, gathers. One block or warp per row, f32 arithmetic.
+// The row-wise operations: embedding, norms, rope, gathers. One block or warp per row, f32 arithmetic.
 #include "cuda/formats.cuh"
 #include "cuda/kernels.h"
 
@@ -141,54 +141,6 @@ __global__ void rope_kernel(T* x, int64_t stride, int heads, int head_dim, int64
   }
 }
 
-// One block per row: norm of the latent, rotation of q and of the shared key, and the row into its page.
-constexpr int kPrologueThreads = 256;
-template <typename T, typename Kv>
-__global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __grid_constant__ PrologueArgs a) {
-  __shared__ float shared[33];
-  pdl_trigger();
-  const int t = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), half = a.rope_dim / 2;
-  const int position = a.positions[t], slot = a.slots[t];  // written by the host between steps
-  const float* table = a.cos_sin + (position < 0 ? 0 : position) * a.cos_sin_stride;
-  pdl_wait();
-  T* row = static_cast<T*>(a.row.data) + t * a.row.stride;
-  T* q = static_cast<T*>(a.q.data) + t * a.q.stride;
-  Kv* page = slot < 0 ? nullptr : static_cast<Kv*>(a.pages) + static_cast<int64_t>(slot) * (a.rank + a.rope_dim);
-  float sum = 0.0f;
-  for (int i = thread; i < a.rank; i += kPrologueThreads) {
-    const float v = to_f32(row[i]);
-    sum += v * v;
-  }
-  const auto rotate = [&](T* from, int j, Kv* also) {
-    const int first = a.interleaved ? 2 * j : j, second = a.interleaved ? 2 * j + 1 : j + half;
-    const float x = to_f32(from[first]), y = to_f32(from[second]), cos = table[j], sin = table[half + j];
-    const T u = from_f32<T>(x * cos - y * sin), v = from_f32<T>(x * sin + y * cos);
-    if (position >= 0) from[first] = u, from[second] = v;
-    if (also != nullptr)
-      also[first] = from_f32<Kv>(to_f32(position >= 0 ? u : from[first])),
-      also[second] = from_f32<Kv>(to_f32(position >= 0 ? v : from[second]));
-  };
-  for (int i = thread; i < a.heads * half; i += kPrologueThreads)
-    rotate(q + i / half * a.head_dim + a.head_dim - a.rope_dim, i % half, nullptr);
-  for (int i = thread; i < half; i += kPrologueThreads) rotate(row + a.rank, i, page == nullptr ? nullptr : page + a.rank);
-  const float factor = rsqrtf(block_sum(sum, shared) / static_cast<float>(a.rank) + a.eps);
-  for (int i = thread; i < a.rank; i += kPrologueThreads) {
-    const T v = from_f32<T>(to_f32(row[i]) * factor * a.norm[i]);
-    row[i] = v;
-    if (page != nullptr) page[i] = from_f32<Kv>(to_f32(v));
-  }
-}
-
-template <typename In, typename Out>
-__global__ void kv_write_kernel(Out* pages, const int* slots, const In* x, int64_t stride, int n) {
-  pdl_trigger();
-  const int slot = slots[blockIdx.x];  // written by the host between steps
-  pdl_wait();
-  if (slot < 0) return;
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
-    pages[static_cast<int64_t>(slot) * n + i] = from_f32<Out>(to_f32(x[blockIdx.x * stride + i]));
-}
-
 template <typename In, typename Out>
 __global__ void gather_kernel(const In* x, int64_t x_stride, int x_rows, const int* ids, Out* y, int64_t y_stride, int n) {
   pdl_trigger();
@@ -209,16 +161,6 @@ __global__ void scatter_add_kernel(const In* x, int64_t x_stride, int rows, cons
   if (i >= n) return;
   for (int r = 0; r < rows; ++r)
     if (ids[r] >= 0) y[ids[r] * y_stride + i] += weights[r] * to_f32(x[r * x_stride + i]);
-}
-
-template <typename In, typename Out>
-__global__ void kv_gather_kernel(const In* pages, int block_tokens, const int* table, int begin, Out* out, int64_t stride, int n) {
-  pdl_trigger();
-  pdl_wait();
-  const int token = begin + static_cast<int>(blockIdx.x);
-  const int64_t slot = static_cast<int64_t>(table[token / block_tokens]) * block_tokens + token % block_tokens;
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
-    out[blockIdx.x * stride + i] = from_f32<Out>(to_f32(pages[slot * n + i]));
 }
 
 template <typename T>
@@ -341,25 +283,6 @@ cudaError_t launch_rope(Mat x, int heads, int head_dim, int64_t head_stride, con
   });
 }
 
-cudaError_t launch_mla_prologue(const PrologueArgs& a, cudaStream_t stream) {
-  return with_type(a.page_type, [&](auto kv) {
-    return with_activation(a.q.type, [&](auto t) {
-      return launch(mla_prologue_kernel<decltype(t), decltype(kv)>, rows_of(a.q.rows), kPrologueThreads, 0, stream, a);
-    });
-  });
-}
-
-cudaError_t launch_kv_write(void* pages, DType page_type, const int* slots, Mat rows, cudaStream_t stream) {
-  return with_type(page_type, [&](auto out) {
-    return with_activation(rows.type, [&](auto in) {
-      using In = decltype(in);
-      using Out = decltype(out);
-      return launch(kv_write_kernel<In, Out>, rows_of(rows.rows), threads_for(rows.cols), 0, stream, static_cast<Out*>(pages), slots,
-                    static_cast<const In*>(rows.data), rows.stride, rows.cols);
-    });
-  });
-}
-
 cudaError_t launch_gather_rows(Mat x, const int* ids, Mat y, cudaStream_t stream) {
   return with_activation(x.type, [&](auto in) {
     return with_activation(y.type, [&](auto out) {
@@ -376,18 +299,6 @@ cudaError_t launch_scatter_add_rows(Mat x, const int* ids, const float* weights,
     using In = decltype(in);
     return launch(scatter_add_kernel<In>, rows_of(ceil_div(x.cols, 128)), 128, 0, stream, static_cast<const In*>(x.data), x.stride, x.rows,
                   ids, weights, static_cast<float*>(y.data), y.stride, x.cols);
-  });
-}
-
-cudaError_t launch_kv_gather(const void* pages, DType page_type, int block_tokens, const int* table, int begin, Mat out,
-                             cudaStream_t stream) {
-  return with_type(page_type, [&](auto in) {
-    return with_activation(out.type, [&](auto o) {
-      using In = decltype(in);
-      using Out = decltype(o);
-      return launch(kv_gather_kernel<In, Out>, rows_of(out.rows), threads_for(out.cols), 0, stream, static_cast<const In*>(pages),
-                    block_tokens, table, begin, static_cast<Out*>(out.data), out.stride, out.cols);
-    });
   });
 }
 

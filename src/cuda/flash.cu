@@ -1,7 +1,7 @@
 // Attention of many query rows of one sequence (FlashAttention-2: Dao 2023): a block takes 128 rows of one head, 16 per warp, with the
 // query in registers; keys and values come 64 at a time through two stages of shared memory; softmax in registers, sums in f32.
+#include "cuda/attention_kernels.h"
 #include "cuda/device.cuh"
-#include "cuda/kernels.h"
 
 namespace cachalot::cuda {
 namespace {

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "cuda/layout.h"
-#include "ops/kv_layout.h"
 #include "tensor/dtype.h"
 
 namespace cachalot::cuda {
@@ -27,25 +26,8 @@ cudaError_t launch_rmsnorm(Mat x, const float* w, float eps, Mat y, int heads, i
 cudaError_t launch_add_rmsnorm(Mat residual, Mat delta, const float* w, float eps, Mat y, cudaStream_t stream);
 cudaError_t launch_rope(Mat x, int heads, int head_dim, int64_t head_stride, const int* pos, const float* cos_sin, int64_t cos_sin_stride,
                         int rope_dim, bool interleaved, cudaStream_t stream);
-struct PrologueArgs {
-  Mat q, row;  // see MlaPrologue
-  int heads = 0, head_dim = 0, rank = 0, rope_dim = 0;
-  const float* norm = nullptr;
-  float eps = 0.0f;
-  const float* cos_sin = nullptr;
-  int64_t cos_sin_stride = 0;
-  bool interleaved = false;
-  const int* positions = nullptr;
-  const int* slots = nullptr;
-  void* pages = nullptr;
-  DType page_type = DType::bf16;
-};
-cudaError_t launch_mla_prologue(const PrologueArgs& args, cudaStream_t stream);
-cudaError_t launch_kv_write(void* pages, DType page_type, const int* slots, Mat rows, cudaStream_t stream);
 cudaError_t launch_gather_rows(Mat x, const int* ids, Mat y, cudaStream_t stream);
 cudaError_t launch_scatter_add_rows(Mat x, const int* ids, const float* weights, Mat y, cudaStream_t stream);
-cudaError_t launch_kv_gather(const void* pages, DType page_type, int block_tokens, const int* table, int begin, Mat out,
-                             cudaStream_t stream);
 // h[t, i] = silu(gate_up[t, i]) * gate_up[t, inner + i]
 cudaError_t launch_swiglu(Mat gate_up, Mat h, cudaStream_t stream);
 // y = x converted: per head n numbers, then zeros up to `padded`. Heads begin x_head and y_head columns apart.
@@ -161,54 +143,5 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream);
 
 // The weights of one matrix as bf16 rows [out, cols].
 cudaError_t launch_unpack(const Segment& w, int matrix, void* to, cudaStream_t stream);
-
-// ---- attention ----
-struct AttendArgs {
-  KvLayout layout;
-  const void* k = nullptr;
-  const void* v = nullptr;
-  const int* q_start = nullptr;  // [n_seqs + 1]
-  const int* kv_len = nullptr;   // [n_seqs]
-  const int* block_table = nullptr;
-  int64_t table_stride = 0;
-  int seq_begin = 0, n_seqs = 0, row_begin = 0, n_rows = 0;
-  int heads = 0;  // query heads
-  float scale = 1.0f;
-  Mat q, out;
-  int n_splits = 1;
-  float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
-};
-cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
-bool mla_decode_supports(const AttendArgs& args);
-int mla_decode_splits(int n_rows, int heads, int max_kv);
-cudaError_t launch_mla_decode(const AttendArgs& args, cudaStream_t stream);
-
-// One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].
-struct RaggedArgs {
-  int heads = 0, nope = 0, rope = 0, v_dim = 0;
-  float scale = 1.0f;
-  int q_position = 0, kv_position = 0;
-  Mat q, latent, kv;  // latent [n, kv_rank + rope], kv [n, H * (nope + v)]
-  int latent_rope_at = 0;
-  Mat out;               // [n_q, H * v]
-  float* lse = nullptr;  // [n_q, H]; null: this is the only chunk and `out` is final
-};
-cudaError_t launch_attend_ragged(const RaggedArgs& args, cudaStream_t stream);
-
-// Many query rows of one sequence against n_keys contiguous context rows, causal. The key of head h is [k of h's KV head | k_rope, shared].
-struct FlashArgs {
-  int heads = 0, share = 1;  // query heads, and how many of them share a KV head
-  int k_dim = 0, rope = 0, v_dim = 0;
-  float scale = 1.0f;
-  int q_position = 0, kv_position = 0, n_keys = 0;
-  Mat q;                                                     // [n_q, heads * (k_dim + rope)]
-  const void *k = nullptr, *k_rope = nullptr, *v = nullptr;  // bf16
-  int64_t k_stride = 0, k_rope_stride = 0, v_stride = 0;     // from row to row
-  int k_head = 0, v_head = 0;                                // from KV head to KV head
-  Mat out;                                                   // [n_q, heads * v_dim], bf16 or f32
-  float* lse = nullptr;                                      // [n_q, heads]; null: this is the only chunk
-};
-bool flash_supports(const FlashArgs& args);
-cudaError_t launch_flash(const FlashArgs& args, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

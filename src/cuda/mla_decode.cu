@@ -2,12 +2,12 @@
 // FlashDecoding). A block takes 16 heads of one row and a part of its context, 64 keys at a time: the rows come in by bulk copies, two
 // blocks of them in turn; 8 warps score 8 keys each, then each weighs 64 of the 512 value columns, all repeating the cheap softmax of 16
 // x 64. Per 64 keys: 73.7 kB from memory against 544 mma, so the reading of the cache is what limits it.
-#include "cuda/attend_rows.cuh"
+#include "cuda/mla_decode.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kHeads = 16, kKeys = 64, kK = 576, kV = 512, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
+constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
 constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kKeys * kPitch * 2, kScoreBytes = kHeads * kScorePitch * 4;
 constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
 
@@ -23,19 +23,10 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
   const RowContext context = find_row(a, row, found);
   const int n_blocks = (context.n_keys + kKeys - 1) / kKeys, share = (n_blocks + a.n_splits - 1) / a.n_splits;
   const int first = split * share, last = min(first + share, n_blocks);
-  float* part = a.partial + static_cast<int64_t>(split * a.n_rows + row) * a.heads * kV;
-  float* part_lse =
-      a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV + static_cast<int64_t>(split * a.n_rows + row) * a.heads;
-  bf16* out = static_cast<bf16*>(a.out.data) + row * a.out.stride;
+  const MlaOutput to(a, row, split);
   if (first >= last) {
     pdl_wait();
-    if (a.n_splits > 1) {
-      if (thread < kHeads && head0 + thread < a.heads) part_lse[head0 + thread] = -INFINITY;
-    } else {
-      for (int i = thread; i < kHeads * kV; i += kThreads)
-        if (head0 + i / kV < a.heads) out[head0 * kV + i] = from_f32<bf16>(0.0f);
-    }
-    return;
+    return to.nothing(a, head0, kHeads);
   }
 
   // Rows of the cache come by bulk copies, 8 rows per warp, which leave the load units to the operands; sm_80 has cp.async, 4 threads a
@@ -58,12 +49,14 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
   const auto copy = [&](int block) {
     if (block >= last) return;
     const int stage = (block - first) & 1;
-    bf16* to = stages + stage * (kKeys * kPitch);
+    bf16* stage_rows = stages + stage * (kKeys * kPitch);
     if (thread == 0) barrier_expect(&full[stage], static_cast<uint32_t>(min(kKeys, context.n_keys - block * kKeys)) * (kK * 2));
-    if (lane < 8 && next_slot >= 0) bulk_copy(to + my_key * kPitch, static_cast<const bf16*>(a.k) + next_slot * kK, kK * 2, &full[stage]);
+    if (lane < 8 && next_slot >= 0)
+      bulk_copy(stage_rows + my_key * kPitch, static_cast<const bf16*>(a.k) + next_slot * kK, kK * 2, &full[stage]);
     for (int r = 0; r < 8; ++r)  // rows past the context: zeros, as what lay there may be no numbers
       if (block * kKeys + warp * 8 + r >= context.n_keys)
-        for (int u = lane; u < kK / 8; u += 32) *reinterpret_cast<uint4*>(to + (warp * 8 + r) * kPitch + u * 8) = make_uint4(0, 0, 0, 0);
+        for (int u = lane; u < kK / 8; u += 32)
+          *reinterpret_cast<uint4*>(stage_rows + (warp * 8 + r) * kPitch + u * 8) = make_uint4(0, 0, 0, 0);
     next_slot = slot_of((block + 1) * kKeys + my_key);
   };
   const auto arrived = [&](int block) { barrier_wait(&full[(block - first) & 1], ((block - first) >> 1) & 1); };
@@ -73,9 +66,9 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
       const int r = thread >> 2;
       const int64_t slot = slot_of(block * kKeys + r);
       const bf16* from = static_cast<const bf16*>(a.k) + (slot < 0 ? 0 : slot) * kK + (thread & 3) * 8;
-      bf16* to = stages + ((block - first) & 1) * (kKeys * kPitch) + r * kPitch + (thread & 3) * 8;
+      bf16* stage_rows = stages + ((block - first) & 1) * (kKeys * kPitch) + r * kPitch + (thread & 3) * 8;
 #pragma unroll
-      for (int i = 0; i < kK / 32; ++i) cp_async16(to + i * 32, from + i * 32, slot >= 0);
+      for (int i = 0; i < kK / 32; ++i) cp_async16(stage_rows + i * 32, from + i * 32, slot >= 0);
     }
     cp_async_commit();
   };
@@ -193,74 +186,21 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
       const int col = head * kV + warp * 64 + n * 8 + 2 * c;
       const float x = acc[n][2 * h] * factor, y = acc[n][2 * h + 1] * factor;
       if (a.n_splits > 1)
-        *reinterpret_cast<float2*>(part + col) = make_float2(x, y);
+        *reinterpret_cast<float2*>(to.part + col) = make_float2(x, y);
       else
-        *reinterpret_cast<uint32_t*>(out + col) = pack_bf16(x, y);
+        *reinterpret_cast<uint32_t*>(to.out + col) = pack_bf16(x, y);
     }
-    if (a.n_splits > 1 && warp == 0 && c == 0) part_lse[head] = largest[h] + log2f(sum[h]);
+    if (a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = largest[h] + log2f(sum[h]);
   }
-}
-
-// A block per (row, head): the parts weighted by their shares of the softmax's sum.
-constexpr int kMaxSplits = 64;
-__global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ AttendArgs a) {
-  __shared__ float weights[kMaxSplits];
-  pdl_trigger();
-  pdl_wait();
-  const int row = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) & 31;
-  if (threadIdx.x < 32) {
-    const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV;
-    const auto lse_of = [&](int s) { return s < a.n_splits ? lse[static_cast<int64_t>(s * a.n_rows + row) * a.heads + head] : -INFINITY; };
-    const float x = lse_of(lane), y = lse_of(lane + 32), largest = warp_max(fmaxf(x, y));
-    const float wx = x == -INFINITY ? 0.0f : exp2f(x - largest), wy = y == -INFINITY ? 0.0f : exp2f(y - largest), total = warp_sum(wx + wy);
-    const float factor = total > 0.0f ? 1.0f / total : 0.0f;
-    weights[lane] = wx * factor;
-    weights[lane + 32] = wy * factor;
-  }
-  __syncthreads();
-  float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const float* from = a.partial + (static_cast<int64_t>(row) * a.heads + head) * kV + threadIdx.x * 4;
-  const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads * kV;
-#pragma unroll 8
-  for (int s = 0; s < a.n_splits; ++s) {
-    const float w = weights[s];
-    const float4 x = w != 0.0f ? *reinterpret_cast<const float4*>(from + s * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    v.x = fmaf(w, x.x, v.x), v.y = fmaf(w, x.y, v.y), v.z = fmaf(w, x.z, v.z), v.w = fmaf(w, x.w, v.w);
-  }
-  const uint2 packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
-  *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out.data) + row * a.out.stride + head * kV + threadIdx.x * 4) = packed;
 }
 
 }  // namespace
 
-bool mla_decode_supports(const AttendArgs& a) {
-  const auto aligned = [](const Mat& m) {
-    return m.type == DType::bf16 && reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
-  };
-  return a.layout.heads == 1 && a.layout.k_dim == kK && a.layout.v_dim == kV && a.layout.v_is_k_prefix &&
-         a.layout.format == KvFormat::bf16 && aligned(a.q) && aligned(a.out);
-}
-
-// The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part, and what combining costs.
-int mla_decode_splits(int n_rows, int heads, int max_kv) {
-  const int groups = n_rows * ceil_div(heads, kHeads), blocks = ceil_div(max_kv > 0 ? max_kv : 1, kKeys);
-  int best = 1;
-  double best_cost = 1e30;
-  for (int s = 1; s <= kMaxSplits && s <= blocks; ++s) {
-    const double combining = s == 1 ? 0.0 : 1.0 + 0.02 * s;
-    const double cost = ceil_div(groups * s, 132) * (ceil_div(blocks, s) + 1.5) + combining;
-    if (cost < best_cost) best_cost = cost, best = s;
-  }
-  return best;
-}
-
-cudaError_t launch_mla_decode(const AttendArgs& a, cudaStream_t stream) {
+cudaError_t launch_mla_rows16(const AttendArgs& a, cudaStream_t stream) {
   static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (raised != cudaSuccess) return raised;
   const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
-  const cudaError_t error = launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
-  if (error != cudaSuccess || a.n_splits == 1) return error;
-  return launch(combine_kernel, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads)), 128, 0, stream, a);
+  return launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
 }
 
 }  // namespace cachalot::cuda

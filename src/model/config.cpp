@@ -20,6 +20,9 @@ const char* name_of(Family family) {
 }
 
 KvLayout Config::kv_layout(KvFormat format, int block_tokens) const {
+  if (format == KvFormat::fp8 && !(mla && fp8_row_fits(kv_rank, rope.dim)))
+    fail("fp8 cache rows: found {}, expected latent attention (MLA) with a latent that is a multiple of 4",
+         mla ? fmt::format("a latent of {} + {}", kv_rank, rope.dim) : "a model without it");
   if (mla) return {1, kv_rank + rope.dim, kv_rank, true, format, block_tokens};
   return {n_kv_heads, head_dim, head_dim, false, format, block_tokens};
 }

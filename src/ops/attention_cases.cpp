@@ -8,11 +8,9 @@
 namespace cachalot::test {
 namespace {
 
-const char* name_of_format(KvFormat format) { return name_of(dtype_of(format)); }
-
 std::string attention_name(const char* op, const AttentionCase& s) {
   return fmt::format("{}/{}/{}x{}of{}x{}/{}/block{}", op, s.label, s.heads, s.layout.k_dim, s.layout.heads, s.layout.v_dim,
-                     name_of_format(s.layout.format), s.layout.block_tokens);
+                     name_of(s.layout.format), s.layout.block_tokens);
 }
 int attended(const AttentionCase& s) { return s.count >= 0 ? s.count : static_cast<int>(s.sequences.size()) - s.first; }
 
@@ -44,7 +42,7 @@ KvLayout gqa_layout(int heads, int k_dim, int v_dim, KvFormat format, int block_
 }
 
 OpCase kv_write_case(const KvLayout& layout, std::span<const SequenceShape> shapes) {
-  OpCase c{.name = fmt::format("kv_write/{}x{}x{}/{}/block{}", layout.heads, layout.k_dim, layout.v_dim, name_of_format(layout.format),
+  OpCase c{.name = fmt::format("kv_write/{}x{}x{}/{}/block{}", layout.heads, layout.k_dim, layout.v_dim, name_of(layout.format),
                                layout.block_tokens),
            .op = "kv_write"};
   const std::vector<SequenceShape> sequences(shapes.begin(), shapes.end());
@@ -62,9 +60,9 @@ OpCase kv_write_case(const KvLayout& layout, std::span<const SequenceShape> shap
 }
 
 OpCase kv_gather_case(const KvLayout& layout, bool f32_out) {
-  OpCase c{.name = fmt::format("kv_gather/{}/{}/block{}{}", layout.k_dim, name_of_format(layout.format), layout.block_tokens,
-                               f32_out ? "/f32" : ""),
-           .op = "kv_gather"};
+  OpCase c{
+      .name = fmt::format("kv_gather/{}/{}/block{}{}", layout.k_dim, name_of(layout.format), layout.block_tokens, f32_out ? "/f32" : ""),
+      .op = "kv_gather"};
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
     CaseBuilder b(ops, rounding, name);
     const SequenceShape sequences[] = {{1, 9}, {3, 150}, {1, 5}};
@@ -75,6 +73,56 @@ OpCase kv_gather_case(const KvLayout& layout, bool f32_out) {
         [&ops, p = paged.get(), out] { ops.kv_gather({.kv = p->kv, .batch = &p->batch, .rows = p->rows(0, 3)}, 1, 33, 101, out->view()); });
   };
   return c;
+}
+
+// mla_prologue, and what kv_gather then reads.
+OpCase mla_prologue_case(const MlaDims& d, KvFormat format) {
+  OpCase c{.name = fmt::format("kv_write/mla_prologue/{}x{}+{}/{}/block16", d.n_heads, d.kv_rank, d.rope_dim, name_of(format)),
+           .op = "kv_write"};
+  if (format == KvFormat::fp8) c.slack = 6.0;  // a norm that differs in its last bit moves a code by one step of an eighth
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const SequenceShape sequences[] = {{1, 9}, {20, 70}, {1, 0}};
+    const auto paged = make_paged_batch(b, mla_layout(d.kv_rank, d.rope_dim, format, 16), sequences);
+    const int rows = paged->batch.n_tokens;
+    const auto q = b.activations(rows, d.n_heads * (d.nope + d.rope_dim), 1.0f, 8), row = b.activations(rows, d.kv_rank + d.rope_dim);
+    const auto norm = b.f32(1, d.kv_rank), table = b.f32(80, d.rope_dim), out = b.unset(DType::f32, 20, d.kv_rank + d.rope_dim);
+    b.output("q", q);
+    b.output("row", row);
+    b.output("out", out);
+    return b.finish([&ops, d, p = paged.get(), q, row, norm, table, out] {
+      ops.mla_prologue({.kv = p->kv,
+                        .batch = &p->batch,
+                        .dims = d,
+                        .q = q->view(),
+                        .row = row->view(),
+                        .norm = norm->view(),
+                        .eps = 1e-6f,
+                        .rope = {d.rope_dim, true, table->view()}});
+      ops.kv_gather({.kv = p->kv, .batch = &p->batch, .rows = p->rows(0, 3)}, 1, 50, 20, out->view());
+    });
+  };
+  return c;
+}
+
+// Rows of bytes: MLA only.
+void add_fp8_cases(std::vector<OpCase>& cases) {
+  constexpr KvFormat f = KvFormat::fp8;
+  const std::vector<SequenceShape> mixed{{1, 30}, {1, 0}, {2, 2}, {3, 70}, {5, 129}, {16, 16}, {33, 100}}, few{{1, 65}, {3, 40}, {1, 0}};
+  for (const int block : {8, 16, 32, 64}) {
+    cases.push_back(kv_write_case(mla_layout(64, 16, f, block), mixed));
+    cases.push_back(kv_gather_case(mla_layout(64, 16, f, block), block >= 32));
+    cases.push_back(attend_case({"mixed", 3, mla_layout(24, 12, f, block), mixed}));
+  }
+  cases.push_back(kv_write_case(mla_layout(512, 64, f, 16), mixed));
+  cases.push_back(kv_write_case(mla_layout(200, 32, f, 16), mixed));  // the last group has 72 numbers
+  cases.push_back(attend_case({"mla", 16, mla_layout(512, 64, f, 64), few}));
+  cases.push_back(attend_case({"mla", 128, mla_layout(512, 64, f, 16), few}));
+  cases.push_back(attend_case({"mla_long", 16, mla_layout(512, 64, f, 64), {{1, 1500}, {1, 3}}}));
+  cases.push_back(attend_case({"huge_scores", 16, mla_layout(512, 64, f, 16), few, 0, -1, 1e5f}));
+  cases.push_back(attend_expanded_case({"part", 4, mla_layout(64, 16, f, 16), mixed, 2, 5}, kGoldenMla, Format::bf16));
+  cases.push_back(
+      attend_expanded_case({"deepseek", 2, mla_layout(512, 64, f, 16), {{1, 9}, {33, 50}, {1, 0}}}, kDeepSeekMla, Format::bf16));
 }
 
 }  // namespace
@@ -156,6 +204,9 @@ void add_attention_cases(std::vector<OpCase>& cases) {
   }
   for (const Format w : {Format::f16, Format::q8_0, Format::fp8_block, Format::q4_k})
     cases.push_back(attend_expanded_case({"deepseek", 2, mla_layout(512, 64, KvFormat::bf16, 32), {{20, 41}, {3, 3}}}, kDeepSeekMla, w));
+  add_fp8_cases(cases);
+  for (const KvFormat f : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::fp8})
+    for (const MlaDims& d : {kGoldenMla, kDeepSeekMla}) cases.push_back(mla_prologue_case(d, f));
 }
 
 }  // namespace cachalot::test

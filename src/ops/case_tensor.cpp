@@ -1,6 +1,7 @@
 // Guarded arrays: see case_tensor.h.
 #include "ops/case_tensor.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/float_formats.h"
@@ -25,7 +26,7 @@ void store(std::byte* to, DType dtype, float value) {
 
 float load(const std::byte* from, DType dtype) {
   uint16_t half = 0;
-  std::memcpy(&half, from, 2);
+  std::memcpy(&half, from, std::min<size_t>(2, size_of(dtype)));
   float value = 0.0f;
   int whole = 0;
   switch (dtype) {
@@ -85,6 +86,11 @@ void CaseTensor::set(std::span<const int> values) {
   for (int r = 0; r < rows; ++r)
     std::memcpy(&host[offset(r, 0)], values.data() + static_cast<size_t>(r) * static_cast<size_t>(cols), view_.row_bytes());
   ops_.upload(buffer_.get(), host.data(), bytes_);
+}
+
+void CaseTensor::set(std::span<const std::byte> bytes) {
+  CACHALOT_CHECK(view_.dtype == DType::u8 && view_.stride[0] == view_.n_cols() && bytes.size() == bytes_ - 2 * kGuard);
+  ops_.upload(view_.data, bytes.data(), bytes.size());
 }
 
 std::vector<float> CaseTensor::values() const {

@@ -17,6 +17,7 @@ class CaseTensor {
   // Sets all elements; floats are rounded to the dtype. rows * cols values.
   void set(std::span<const float> values);
   void set(std::span<const int> values);
+  void set(std::span<const std::byte> bytes);  // of u8
 
   [[nodiscard]] const View& view() const { return view_; }
   [[nodiscard]] std::vector<float> values() const;  // read back from the device

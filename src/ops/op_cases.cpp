@@ -74,7 +74,9 @@ std::vector<OpCase> op_cases(const CaseFilter& filter) {
   add_attention_cases(cases);
   add_moe_cases(cases);
   std::erase_if(cases, [&](const OpCase& c) {
+    const auto& names = filter.without_names;
     return c.name.find(filter.contains) == std::string::npos ||
+           std::any_of(names.begin(), names.end(), [&](const std::string& part) { return c.name.find(part) != std::string::npos; }) ||
            std::find(filter.without_ops.begin(), filter.without_ops.end(), c.op) != filter.without_ops.end();
   });
   return cases;

@@ -47,8 +47,9 @@ struct OpCase {
 };
 
 struct CaseFilter {
-  std::string_view contains;                  // part of the name; "" takes all
-  std::vector<std::string> without_ops = {};  // operations left out
+  std::string_view contains;                    // part of the name; "" takes all
+  std::vector<std::string> without_ops = {};    // operations left out
+  std::vector<std::string> without_names = {};  // cases whose names contain one of these are left out
 };
 std::vector<OpCase> op_cases(const CaseFilter& filter = {});
 
@@ -104,7 +105,7 @@ OpCase moe_case(const MoeCase& shape);
 // The parts of the list, one function per file.
 void add_row_cases(std::vector<OpCase>& cases);        // embed, norms, rope, gather_rows, scatter_add_rows
 void add_linear_cases(std::vector<OpCase>& cases);     // linear, linear_swiglu, head_linear
-void add_attention_cases(std::vector<OpCase>& cases);  // kv_write, kv_gather, attend, attend_expanded
+void add_attention_cases(std::vector<OpCase>& cases);  // kv_write, mla_prologue, kv_gather, attend, attend_expanded
 void add_moe_cases(std::vector<OpCase>& cases);        // route, moe, sample
 
 }  // namespace cachalot::test

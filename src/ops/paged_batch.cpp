@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "ops/kv_codec.h"
+
 namespace cachalot::test {
 
 std::shared_ptr<PagedBatch> make_paged_batch(CaseBuilder& builder, const KvLayout& layout, std::span<const SequenceShape> sequences,
@@ -40,16 +42,30 @@ std::shared_ptr<PagedBatch> make_paged_batch(CaseBuilder& builder, const KvLayou
     out->context_bytes += s.kv_len * static_cast<double>(layout.token_bytes());
   }
 
-  const auto pages = [&](int cols) {
-    auto tensor = builder.unset(dtype_of(layout.format), n_blocks * block_tokens, cols);
+  const auto pages = [&](const KvLayout& form) {
+    const int cols = form.heads * form.k_dim;
+    const bool bytes = form.format == KvFormat::fp8;
+    auto tensor = builder.unset(dtype_of(form.format), n_blocks * block_tokens, bytes ? static_cast<int>(form.k_row_bytes()) : cols);
     auto values = builder.normals(in_use.size() * static_cast<size_t>(cols), scale);
     for (size_t i = 0; i < values.size(); ++i)
       if (!in_use[i / static_cast<size_t>(cols)]) values[i] = 1e4f;
-    tensor->set(values);
+    if (!bytes) {
+      tensor->set(values);
+      return tensor;
+    }
+    std::vector<std::byte> rows(in_use.size() * form.k_row_bytes());
+    for (size_t r = 0; r < in_use.size(); ++r)
+      encode_kv_row(form, std::span(values).subspan(r * static_cast<size_t>(cols), static_cast<size_t>(cols)),
+                    &rows[r * form.k_row_bytes()]);
+    tensor->set(std::span<const std::byte>(rows));
     return tensor;
   };
-  out->k = pages(layout.heads * layout.k_dim);
-  if (!layout.v_is_k_prefix) out->v = pages(layout.heads * layout.v_dim);
+  out->k = pages(layout);
+  if (!layout.v_is_k_prefix) {
+    KvLayout values = layout;
+    values.k_dim = layout.v_dim;
+    out->v = pages(values);
+  }
   out->kv = {layout, out->k->view().data, out->v ? out->v->view().data : nullptr};
 
   const auto n_seqs = static_cast<int>(sequences.size()), n_tokens = out->q_start.back();

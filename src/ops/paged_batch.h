@@ -12,7 +12,7 @@ struct PagedBatch {
   KvLayer kv;
   std::vector<int> q_start, kv_len;  // host copies that batch refers to
   std::shared_ptr<CaseTensor> k,
-      v;                       // the pages as rows of a token: [n_blocks * block_tokens, heads * dim]; v null when it is a prefix of K
+      v;  // the pages as rows of a token: [n_blocks * block_tokens, heads * dim], fp8 rows as bytes; v null when it is a prefix of K
   double context_bytes = 0.0;  // of the cache that these sequences hold
 
   // Rows of the sequences [first, first + count).

@@ -2,30 +2,13 @@
 #include <cmath>
 #include <limits>
 
-#include "base/float_formats.h"
+#include "ops/kv_codec.h"
 #include "ops/ref_detail.h"
 #include "ops/ref_ops.h"
 
 namespace cachalot {
 namespace {
 using namespace ref;
-
-float kv_load(const void* base, KvFormat format, size_t i) {
-  switch (format) {
-    case KvFormat::f32: return static_cast<const float*>(base)[i];
-    case KvFormat::f16: return f16_to_f32(static_cast<const uint16_t*>(base)[i]);
-    case KvFormat::bf16: return bf16_to_f32(static_cast<const uint16_t*>(base)[i]);
-  }
-  CACHALOT_CHECK(false, "KV format {}", static_cast<int>(format));
-}
-void kv_store(void* base, KvFormat format, size_t i, float value) {
-  switch (format) {
-    case KvFormat::f32: static_cast<float*>(base)[i] = value; return;
-    case KvFormat::f16: static_cast<uint16_t*>(base)[i] = f32_to_f16(value); return;
-    case KvFormat::bf16: static_cast<uint16_t*>(base)[i] = f32_to_bf16(value); return;
-  }
-  CACHALOT_CHECK(false, "KV format {}", static_cast<int>(format));
-}
 
 // Where token `position` of sequence `seq` lies: a row number over all pages.
 size_t slot_of(const Batch& batch, int seq, int position, int block_tokens) {
@@ -37,13 +20,20 @@ size_t slot_of(const Batch& batch, int seq, int position, int block_tokens) {
   return static_cast<size_t>(block) * static_cast<size_t>(block_tokens) + static_cast<size_t>(position % block_tokens);
 }
 
-// Rows [begin, begin + n) of a sequence from the pages of K or V, whose rows hold `width` numbers: [n, width].
-std::vector<float> read_pages(const Attn& attn, const void* pages, int width, int seq, int begin, int n) {
-  std::vector<float> out(static_cast<size_t>(n) * static_cast<size_t>(width));
+// V's pages as those of K of a layout of their own.
+KvLayout v_layout_of(KvLayout layout) {
+  layout.k_dim = layout.v_dim;
+  return layout;
+}
+
+// Rows [begin, begin + n) of a sequence from pages of K: [n, heads * k_dim].
+std::vector<float> read_pages(const Batch& batch, const KvLayout& layout, const void* pages, int seq, int begin, int n) {
+  const auto width = static_cast<size_t>(layout.heads) * static_cast<size_t>(layout.k_dim);
+  std::vector<float> out(static_cast<size_t>(n) * width);
   for (int i = 0; i < n; ++i) {
-    const size_t slot = slot_of(*attn.batch, seq, begin + i, attn.kv.layout.block_tokens), row = static_cast<size_t>(i);
-    for (size_t c = 0; c < static_cast<size_t>(width); ++c)
-      out[row * static_cast<size_t>(width) + c] = kv_load(pages, attn.kv.layout.format, slot * static_cast<size_t>(width) + c);
+    const size_t slot = slot_of(batch, seq, begin + i, layout.block_tokens);
+    decode_kv_row(layout, static_cast<const std::byte*>(pages) + slot * layout.k_row_bytes(),
+                  std::span(out).subspan(static_cast<size_t>(i) * width, width));
   }
   return out;
 }
@@ -122,22 +112,21 @@ void RefOps::kv_write(const KvLayer& kv, const Batch& batch, View k, View v) {
   const KvLayout& layout = kv.layout;
   CACHALOT_CHECK(k.n_cols() == layout.heads * layout.k_dim && k.n_rows() <= static_cast<int>(slots.size()));
   CACHALOT_CHECK(layout.v_is_k_prefix == !v && (layout.v_is_k_prefix || v.n_cols() == layout.heads * layout.v_dim));
-  const auto write = [&](void* pages, const View& rows) {
+  const auto write = [&](const KvLayout& form, void* pages, const View& rows) {
     for (int t = 0; t < rows.n_rows(); ++t) {
       if (slots[static_cast<size_t>(t)] < 0) continue;
-      const size_t at = static_cast<size_t>(slots[static_cast<size_t>(t)]) * static_cast<size_t>(rows.n_cols());
-      const float* from = row_of(rows, t);
-      for (int i = 0; i < rows.n_cols(); ++i) kv_store(pages, layout.format, at + static_cast<size_t>(i), from[i]);
+      encode_kv_row(form, {row_of(rows, t), static_cast<size_t>(rows.n_cols())},
+                    static_cast<std::byte*>(pages) + static_cast<size_t>(slots[static_cast<size_t>(t)]) * form.k_row_bytes());
     }
   };
-  write(kv.k, k);
-  if (!layout.v_is_k_prefix) write(kv.v, v);
+  write(layout, kv.k, k);
+  if (!layout.v_is_k_prefix) write(v_layout_of(layout), kv.v, v);
 }
 
 void RefOps::kv_gather(const Attn& attn, int seq, int begin, int n, View out) {
   const int width = attn.kv.layout.heads * attn.kv.layout.k_dim;
   CACHALOT_CHECK(out.n_rows() == n && out.n_cols() == width);
-  const auto rows = read_pages(attn, attn.kv.k, width, seq, begin, n);
+  const auto rows = read_pages(*attn.batch, attn.kv.layout, attn.kv.k, seq, begin, n);
   for (int i = 0; i < n; ++i) std::copy_n(rows.data() + static_cast<size_t>(i) * static_cast<size_t>(width), width, row_of(out, i));
 }
 
@@ -151,8 +140,8 @@ void RefOps::attend(const Attn& attn, View q, View out) {
                  layout.v_dim);
   clear(out);
   for (const SequenceRows& s : sequences_of(attn, q, out)) {
-    const auto k = read_pages(attn, attn.kv.k, k_width, s.seq, 0, s.kv_len);
-    const auto v = layout.v_is_k_prefix ? k : read_pages(attn, attn.kv.v, v_width, s.seq, 0, s.kv_len);
+    const auto k = read_pages(*attn.batch, layout, attn.kv.k, s.seq, 0, s.kv_len);
+    const auto v = layout.v_is_k_prefix ? k : read_pages(*attn.batch, v_layout_of(layout), attn.kv.v, s.seq, 0, s.kv_len);
     for (int i = 0; i < s.n_q; ++i) {
       for (int h = 0; h < heads; ++h) {
         std::vector<double> weights(static_cast<size_t>(s.position + i) + 1);
@@ -180,7 +169,7 @@ void RefOps::attend_expanded(const Attn& attn, const MlaDims& dims, View q, cons
   CACHALOT_CHECK(kv_b.out == dims.n_heads * d_kv && kv_b.in == dims.kv_rank && attn.kv.layout.heads == 1 && attn.kv.layout.k_dim == row);
   clear(out);
   for (const SequenceRows& s : sequences_of(attn, q, out)) {
-    const auto latent = read_pages(attn, attn.kv.k, row, s.seq, 0, s.kv_len);
+    const auto latent = read_pages(*attn.batch, attn.kv.layout, attn.kv.k, s.seq, 0, s.kv_len);
     std::vector<double> kv(static_cast<size_t>(s.kv_len) * static_cast<size_t>(kv_b.out));  // [kv_len, H, nope + v_dim]
     for (int c = 0; c < s.kv_len; ++c)
       for (int r = 0; r < kv_b.out; ++r)

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "ops/case_support.h"
+#include "ops/kv_codec.h"
 #include "ops/paged_batch.h"
 #include "support/support.h"
 
@@ -299,6 +300,27 @@ TEST(KvWrite, PaddingRowsWriteNothing) {
   const float stored[] = {1.0f, 0.0999755859375f, 3.0f, 65504.0f};  // 0.1 in binary16
   std::copy(std::begin(stored), std::end(stored), expected.begin() + static_cast<std::ptrdiff_t>(first));
   EXPECT_EQ(paged->k->values(), expected);
+}
+
+// 132 latent numbers: a group of 128 and one of 4; codes, scales, then the rope key in bf16.
+TEST(KvCodec, BytesOfAnFp8Row) {
+  const KvLayout layout{.heads = 1, .k_dim = 134, .v_dim = 132, .v_is_k_prefix = true, .format = KvFormat::fp8, .block_tokens = 16};
+  ASSERT_EQ(layout.k_row_bytes(), 132u + 8 + 4);
+  std::vector<float> values(134), back(134);
+  values[0] = -896.0f, values[1] = 2.0f, values[127] = 224.0f;  // scale 2
+  values[128] = 0.0f, values[133] = 1.5f;                       // a group of zeros
+  std::vector<std::byte> row(layout.k_row_bytes());
+  encode_kv_row(layout, values, row.data());
+  EXPECT_EQ(row[0], std::byte{0xfe});    // -448
+  EXPECT_EQ(row[1], std::byte{0x38});    // 1
+  EXPECT_EQ(row[127], std::byte{0x6e});  // 112
+  float scale = 0.0f;
+  std::memcpy(&scale, &row[132], 4);
+  EXPECT_EQ(scale, 2.0f);
+  EXPECT_EQ(row[143], std::byte{0x3f});  // bf16 of 1.5 is 0x3fc0
+  EXPECT_EQ(row[142], std::byte{0xc0});
+  decode_kv_row(layout, row.data(), back);
+  EXPECT_EQ(back, values);
 }
 
 }  // namespace

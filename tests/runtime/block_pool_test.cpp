@@ -92,6 +92,11 @@ TEST(KvCache, BytesPerTokenOfTheLatentCache) {
   v3.rope.dim = 64;
   EXPECT_EQ(v3.kv_layout(KvFormat::bf16, 16).token_bytes() * 61, 70272u);  // DeepSeek-V3
   EXPECT_EQ(v3.kv_layout(KvFormat::f16, 16).token_bytes() * 27, 31104u);   // V2-Lite
+  EXPECT_EQ(v3.kv_layout(KvFormat::fp8, 16).token_bytes(), 656u);
+}
+
+TEST(KvCache, RefusesFp8RowsOfOtherAttention) {
+  EXPECT_NE(error_of([] { (void)small_config().kv_layout(KvFormat::fp8, 16); }).find("latent attention"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,80 @@
+// The launchers of the kernels of attention and of its cache: plain structs and a stream in, an error code out.
+#pragma once
+
+#include "cuda/kernels.h"
+#include "ops/kv_layout.h"
+
+namespace cachalot::cuda {
+
+// ---- kv_cache.cu ----
+struct PrologueArgs {
+  Mat q, row;  // see MlaPrologue
+  int heads = 0, head_dim = 0, rank = 0, rope_dim = 0;
+  const float* norm = nullptr;
+  float eps = 0.0f;
+  const float* cos_sin = nullptr;
+  int64_t cos_sin_stride = 0;
+  bool interleaved = false;
+  const int* positions = nullptr;
+  const int* slots = nullptr;
+  void* pages = nullptr;
+  KvFormat format = KvFormat::bf16;
+};
+cudaError_t launch_mla_prologue(const PrologueArgs& args, cudaStream_t stream);
+// pages: of K, or of V in another format than fp8. Rows of as many numbers as `rows` and `out` have columns.
+cudaError_t launch_kv_write(void* pages, const KvLayout& layout, const int* slots, Mat rows, cudaStream_t stream);
+cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const int* table, int begin, Mat out, cudaStream_t stream);
+
+// ---- attention over the cache ----
+struct AttendArgs {
+  KvLayout layout;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const int* q_start = nullptr;  // [n_seqs + 1]
+  const int* kv_len = nullptr;   // [n_seqs]
+  const int* block_table = nullptr;
+  int64_t table_stride = 0;
+  int seq_begin = 0, n_seqs = 0, row_begin = 0, n_rows = 0;
+  int heads = 0;  // query heads
+  float scale = 1.0f;
+  Mat q, out;
+  int n_splits = 1;
+  float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
+};
+cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
+// Absorbed MLA with rows of 512 + 64. Three kernels: 16 heads per block over bf16 rows, the same over fp8 rows (sm_90), and 64 heads per
+// block over bf16 rows on wgmma (sm_90a).
+enum class MlaKernel : uint8_t { none, rows16, fp8, heads64 };
+MlaKernel mla_decode_kernel_for(const AttendArgs& args, bool hopper);
+int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv);
+cudaError_t launch_mla_decode(const AttendArgs& args, MlaKernel kernel, cudaStream_t stream);
+
+// One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].
+struct RaggedArgs {
+  int heads = 0, nope = 0, rope = 0, v_dim = 0;
+  float scale = 1.0f;
+  int q_position = 0, kv_position = 0;
+  Mat q, latent, kv;  // latent [n, kv_rank + rope], kv [n, H * (nope + v)]
+  int latent_rope_at = 0;
+  Mat out;               // [n_q, H * v]
+  float* lse = nullptr;  // [n_q, H]; null: this is the only chunk and `out` is final
+};
+cudaError_t launch_attend_ragged(const RaggedArgs& args, cudaStream_t stream);
+
+// Many query rows of one sequence against n_keys contiguous context rows, causal. The key of head h is [k of h's KV head | k_rope, shared].
+struct FlashArgs {
+  int heads = 0, share = 1;  // query heads, and how many of them share a KV head
+  int k_dim = 0, rope = 0, v_dim = 0;
+  float scale = 1.0f;
+  int q_position = 0, kv_position = 0, n_keys = 0;
+  Mat q;                                                     // [n_q, heads * (k_dim + rope)]
+  const void *k = nullptr, *k_rope = nullptr, *v = nullptr;  // bf16
+  int64_t k_stride = 0, k_rope_stride = 0, v_stride = 0;     // from row to row
+  int k_head = 0, v_head = 0;                                // from KV head to KV head
+  Mat out;                                                   // [n_q, heads * v_dim], bf16 or f32
+  float* lse = nullptr;                                      // [n_q, heads]; null: this is the only chunk
+};
+bool flash_supports(const FlashArgs& args);
+cudaError_t launch_flash(const FlashArgs& args, cudaStream_t stream);
+
+}  // namespace cachalot::cuda

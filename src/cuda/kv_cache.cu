@@ -1,0 +1,146 @@
+// The cache's rows: written (after MLA's prologue, or as they come) and gathered. One block per row, f32 arithmetic.
+#include "cuda/attention_kernels.h"
+#include "cuda/kv_rows.cuh"
+
+namespace cachalot::cuda {
+namespace {
+
+// One block per row: norm of the latent, rotation of q and of the shared key, and the row into its page.
+constexpr int kPrologueThreads = 256;
+template <typename T, typename Kv>
+__global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __grid_constant__ PrologueArgs a) {
+  __shared__ float shared[33];
+  pdl_trigger();
+  const int t = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), half = a.rope_dim / 2;
+  const int position = a.positions[t], slot = a.slots[t];  // written by the host between steps
+  const float* table = a.cos_sin + (position < 0 ? 0 : position) * a.cos_sin_stride;
+  pdl_wait();
+  T* row = static_cast<T*>(a.row.data) + t * a.row.stride;
+  T* q = static_cast<T*>(a.q.data) + t * a.q.stride;
+  constexpr bool kFp8 = std::is_same_v<Kv, Fp8Row>;
+  using Tail = std::conditional_t<kFp8, bf16, Kv>;  // of the rope key in the page
+  const int64_t page_bytes = kFp8 ? fp8_bytes(a.rank, a.rank + a.rope_dim) : static_cast<int64_t>(sizeof(Kv)) * (a.rank + a.rope_dim);
+  uint8_t* page = slot < 0 ? nullptr : static_cast<uint8_t*>(a.pages) + slot * page_bytes;
+  Tail* tail = reinterpret_cast<Tail*>(page + (kFp8 ? fp8_tail_at(a.rank) : static_cast<int>(sizeof(Kv)) * a.rank));
+  float sum = 0.0f;
+  for (int i = thread; i < a.rank; i += kPrologueThreads) {
+    const float v = to_f32(row[i]);
+    sum += v * v;
+  }
+  const auto rotate = [&](T* from, int j, Tail* also) {
+    const int first = a.interleaved ? 2 * j : j, second = a.interleaved ? 2 * j + 1 : j + half;
+    const float x = to_f32(from[first]), y = to_f32(from[second]), cos = table[j], sin = table[half + j];
+    const T u = from_f32<T>(x * cos - y * sin), v = from_f32<T>(x * sin + y * cos);
+    if (position >= 0) from[first] = u, from[second] = v;
+    if (also != nullptr)
+      also[first] = from_f32<Tail>(to_f32(position >= 0 ? u : from[first])),
+      also[second] = from_f32<Tail>(to_f32(position >= 0 ? v : from[second]));
+  };
+  for (int i = thread; i < a.heads * half; i += kPrologueThreads)
+    rotate(q + i / half * a.head_dim + a.head_dim - a.rope_dim, i % half, nullptr);
+  for (int i = thread; i < half; i += kPrologueThreads) rotate(row + a.rank, i, page == nullptr ? nullptr : tail);
+  const float factor = rsqrtf(block_sum(sum, shared) / static_cast<float>(a.rank) + a.eps);
+  if constexpr (kFp8) {
+    for (int group = thread >> 5; group * kKvScaleGroup < a.rank; group += kPrologueThreads / 32) {
+      const int at = group * kKvScaleGroup + 4 * (thread & 31);
+      float v[4] = {};
+      if (at < a.rank)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const T rounded = from_f32<T>(to_f32(row[at + i]) * factor * a.norm[at + i]);
+          row[at + i] = rounded;
+          v[i] = to_f32(rounded);
+        }
+      if (page != nullptr) write_fp8_group(page, a.rank, group, v);
+    }
+  } else {
+    for (int i = thread; i < a.rank; i += kPrologueThreads) {
+      const T v = from_f32<T>(to_f32(row[i]) * factor * a.norm[i]);
+      row[i] = v;
+      if (page != nullptr) reinterpret_cast<Kv*>(page)[i] = from_f32<Kv>(to_f32(v));
+    }
+  }
+}
+
+template <typename In, typename Out>
+__global__ void kv_write_kernel(Out* pages, const int* slots, const In* x, int64_t stride, int n) {
+  pdl_trigger();
+  const int slot = slots[blockIdx.x];  // written by the host between steps
+  pdl_wait();
+  if (slot < 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
+    pages[static_cast<int64_t>(slot) * n + i] = from_f32<Out>(to_f32(x[blockIdx.x * stride + i]));
+}
+
+// A warp per group of 128 latent numbers; the rope key by all.
+constexpr int kFp8Threads = 128;
+template <typename In>
+__global__ __launch_bounds__(kFp8Threads) void kv_write_fp8_kernel(uint8_t* pages, const int* slots, const In* x, int64_t stride, int rank,
+                                                                   int width) {
+  pdl_trigger();
+  const int slot = slots[blockIdx.x], thread = static_cast<int>(threadIdx.x);
+  pdl_wait();
+  if (slot < 0) return;
+  uint8_t* row = pages + slot * fp8_bytes(rank, width);
+  x += blockIdx.x * stride;
+  for (int group = thread >> 5; group * kKvScaleGroup < rank; group += kFp8Threads / 32) {
+    const int at = group * kKvScaleGroup + 4 * (thread & 31);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = at < rank ? to_f32(x[at + i]) : 0.0f;
+    write_fp8_group(row, rank, group, v);
+  }
+  bf16* tail = reinterpret_cast<bf16*>(row + fp8_tail_at(rank));
+  for (int i = thread; i < width - rank; i += kFp8Threads) tail[i] = from_f32<bf16>(to_f32(x[rank + i]));
+}
+
+template <typename Kv, typename Out>
+__global__ void kv_gather_kernel(const void* pages, int block_tokens, const int* table, int begin, Out* out, int64_t stride, int n,
+                                 int rank) {
+  pdl_trigger();
+  pdl_wait();
+  const int token = begin + static_cast<int>(blockIdx.x);
+  const int64_t slot = static_cast<int64_t>(table[token / block_tokens]) * block_tokens + token % block_tokens;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
+    out[blockIdx.x * stride + i] = from_f32<Out>(read_kv<Kv>(pages, slot, n, rank, i));
+}
+
+int threads_for(int n) { return n > 512 ? 256 : n > 128 ? 128 : 64; }
+
+}  // namespace
+
+cudaError_t launch_mla_prologue(const PrologueArgs& a, cudaStream_t stream) {
+  return with_rows(a.format, [&](auto kv) {
+    return with_activation(a.q.type, [&](auto t) {
+      return launch(mla_prologue_kernel<decltype(t), decltype(kv)>, dim3(static_cast<unsigned>(a.q.rows)), kPrologueThreads, 0, stream, a);
+    });
+  });
+}
+
+cudaError_t launch_kv_write(void* pages, const KvLayout& layout, const int* slots, Mat rows, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(rows.rows));
+  return with_activation(rows.type, [&](auto in) {
+    using In = decltype(in);
+    const auto* x = static_cast<const In*>(rows.data);
+    if (layout.format == KvFormat::fp8)
+      return launch(kv_write_fp8_kernel<In>, grid, kFp8Threads, 0, stream, static_cast<uint8_t*>(pages), slots, x, rows.stride,
+                    layout.v_dim, rows.cols);
+    return with_type(dtype_of(layout.format), [&](auto out) {
+      using Out = decltype(out);
+      return launch(kv_write_kernel<In, Out>, grid, threads_for(rows.cols), 0, stream, static_cast<Out*>(pages), slots, x, rows.stride,
+                    rows.cols);
+    });
+  });
+}
+
+cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const int* table, int begin, Mat out, cudaStream_t stream) {
+  return with_rows(layout.format, [&](auto kv) {
+    return with_activation(out.type, [&](auto o) {
+      using Out = decltype(o);
+      return launch(kv_gather_kernel<decltype(kv), Out>, dim3(static_cast<unsigned>(out.rows)), threads_for(out.cols), 0, stream, pages,
+                    layout.block_tokens, table, begin, static_cast<Out*>(out.data), out.stride, out.cols, layout.v_dim);
+    });
+  });
+}
+
+}  // namespace cachalot::cuda

@@ -1,0 +1,38 @@
+// What the kernels of absorbed MLA share: sizes, and where a block's results go. A block takes some heads of one row and a part (split) of
+// its context; with several parts their results are f32, divided by their own sums, and combined by a second kernel.
+#pragma once
+
+#include "cuda/attend_rows.cuh"
+
+namespace cachalot::cuda {
+
+constexpr int kMlaK = 576, kMlaV = 512;
+constexpr float kLog2E = 1.44269504f;
+
+struct MlaOutput {
+  float *part, *part_lse;  // [heads, 512], and log2 of the sums of exponentials [heads], of this row and part
+  bf16* out;               // [heads, 512] of this row
+
+  __device__ __forceinline__ MlaOutput(const AttendArgs& a, int row, int split)
+      : part(a.partial + static_cast<int64_t>(split * a.n_rows + row) * a.heads * kMlaV),
+        part_lse(a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kMlaV +
+                 static_cast<int64_t>(split * a.n_rows + row) * a.heads),
+        out(static_cast<bf16*>(a.out.data) + row * a.out.stride) {}
+  // For a part without keys. All threads call.
+  __device__ __forceinline__ void nothing(const AttendArgs& a, int head0, int n_heads) const {
+    const int thread = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+    if (a.n_splits > 1) {
+      for (int h = thread; h < n_heads; h += step)
+        if (head0 + h < a.heads) part_lse[head0 + h] = -INFINITY;
+    } else {
+      for (int i = thread; i < n_heads * kMlaV; i += step)
+        if (head0 + i / kMlaV < a.heads) out[head0 * kMlaV + i] = from_f32<bf16>(0.0f);
+    }
+  }
+};
+
+cudaError_t launch_mla_rows16(const AttendArgs& args, cudaStream_t stream);
+cudaError_t launch_mla_fp8(const AttendArgs& args, cudaStream_t stream);
+cudaError_t launch_mla_heads64(const AttendArgs& args, cudaStream_t stream);
+
+}  // namespace cachalot::cuda

@@ -1,0 +1,292 @@
+// Absorbed MLA over fp8 cache rows (ops/kv_layout.h: 512 codes, 4 scales, 64 rope numbers in bf16; 656 bytes), for 16 heads of one row.
+// The codes go to the tensor cores as f16, which holds them exactly: one instruction converts two. Scales never touch single numbers: a
+// key's scale of a group multiplies the group's part of the score, and, for the values, the softmax weight of that key. Rows lie in
+// shared memory as in the cache, 656 bytes apart, which spreads both ways of reading them over all banks, so that a copy takes as many
+// rows at once as a page holds. Per 64 keys: 42 kB from memory against 1,024 conversions and 576 mma per warp pair.
+#include "cuda/mla_decode.cuh"
+#include "ops/kv_layout.h"
+
+namespace cachalot::cuda {
+namespace {
+
+constexpr int kHeads = 16, kKeys = 64, kRow = 656, kScalesAt = 512, kRopeAt = 528, kThreads = 256, kStages = 4;
+constexpr int kStageBytes = kKeys * kRow, kScorePitch = 72, kScoreFloats = 2 * kHeads * kScorePitch;
+constexpr int kSharedBytes = kStages * kStageBytes + 2 * kScoreFloats * 4;
+static_assert(kRow == static_cast<int>(fp8_row_bytes(kMlaV, kMlaK - kMlaV)));
+
+__device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Four codes as two pairs of f16.
+__device__ __forceinline__ void unpack_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 900
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
+#endif
+}
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+__device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// The scores of 16 keys by one warp: half of the 512 latent columns and half of the rope's. The columns are taken in an order that gives
+// each lane 16 bytes of a key at a time: step s of unit (u, w) holds columns 128 u + 32 c + 16 w + 4 s .. + 3 for lane part c.
+struct Query {
+  uint32_t latent[16][4], rope[2][4];
+  float back[2];  // what the latent part was divided by: a power of two per head, since f16 has a short range
+
+  // q: the 16 heads of this block; heads from n_heads on are zero.
+  __device__ __forceinline__ void load(const bf16* q, int n_heads, int half, int g, int c) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    uint4 raw[2][8];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bf16* head = q + (g + 8 * h) * kMlaK;
+      const bool there = g + 8 * h < n_heads;
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {  // u, w, half of a unit
+        raw[h][i] = there ? load16(head + 128 * (2 * half + (i >> 2)) + 32 * c + 16 * (i >> 1 & 1) + 8 * (i & 1)) : zero;
+        const uint32_t words[4] = {raw[h][i].x, raw[h][i].y, raw[h][i].z, raw[h][i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) largest = fmaxf(largest, fmaxf(fabsf(low_bf16(words[j])), fabsf(high_bf16(words[j]))));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
+      const float factor = __uint_as_float((254u - exponent) << 23);
+      back[h] = __uint_as_float(exponent << 23);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t words[4] = {raw[h][i].x, raw[h][i].y, raw[h][i].z, raw[h][i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          latent[2 * i + (j >> 1)][h + 2 * (j & 1)] = pack_f16(low_bf16(words[j]) * factor, high_bf16(words[j]) * factor);
+      }
+      const uint4 r = there ? load16(head + kMlaV + 16 * c + 8 * half) : zero;
+      rope[0][h] = r.x, rope[0][h + 2] = r.y, rope[1][h] = r.z, rope[1][h + 2] = r.w;
+    }
+  }
+
+  // rows: of the 16 keys. s[n]: 16 heads x 8 keys as mma leaves them.
+  __device__ __forceinline__ void score(const uint8_t* rows, int half, int g, int c, float (&s)[2][4]) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      float part[2][2][4] = {};
+#pragma unroll
+      for (int w = 0; w < 2; ++w)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const uint4 codes = *reinterpret_cast<const uint4*>(rows + (n * 8 + g) * kRow + 128 * (2 * half + u) + 32 * c + 16 * w);
+          const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            uint32_t b0 = 0, b1 = 0;
+            unpack_codes(words[j], b0, b1);
+            mma_f16(part[n][w], latent[8 * u + 4 * w + j], b0, b1);
+          }
+        }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const uint8_t* key = rows + (n * 8 + 2 * c) * kRow + kScalesAt + 4 * (2 * half + u);
+        const float scale[2] = {*reinterpret_cast<const float*>(key), *reinterpret_cast<const float*>(key + kRow)};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = fmaf(scale[i & 1], part[n][0][i] + part[n][1][i], s[n][i]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float part[4] = {};
+      const uint4 key = *reinterpret_cast<const uint4*>(rows + (n * 8 + g) * kRow + kRopeAt + 32 * c + 16 * half);
+      mma_bf16(part, rope[0], key.x, key.y);
+      mma_bf16(part, rope[1], key.z, key.w);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = fmaf(s[n][i], back[i >> 1], part[i]);
+    }
+  }
+};
+
+__global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_constant__ AttendArgs a) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t stages[];  // [kStages][64][656]
+  __shared__ uint64_t full[kStages];
+  __shared__ int found[3];
+  float* scores = reinterpret_cast<float*>(stages + kStages * kStageBytes);  // [2][2 halves][16][72]
+  pdl_trigger();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
+  const int row = static_cast<int>(blockIdx.x), head0 = static_cast<int>(blockIdx.y) * kHeads, split = static_cast<int>(blockIdx.z);
+  const RowContext context = find_row(a, row, found);
+  const int n_blocks = (context.n_keys + kKeys - 1) / kKeys, share = (n_blocks + a.n_splits - 1) / a.n_splits;
+  const int first = split * share, last = min(first + share, n_blocks);
+  const MlaOutput to(a, row, split);
+  if (first >= last) {
+    pdl_wait();
+    return to.nothing(a, head0, kHeads);
+  }
+  if (thread < kStages) barrier_init(&full[thread], 1);
+  fence_async_proxy();
+  __syncthreads();
+
+  // Lane i of warp 0 copies the rows of page i of a block of keys.
+  const int* table = a.block_table + context.seq * a.table_stride;
+  const int page_rows = a.layout.block_tokens, n_pages = kKeys / page_rows;
+  const auto page_of = [&](int block) { return warp == 0 && lane < n_pages && block < last ? table[block * n_pages + lane] : 0; };
+  int next_page = page_of(first);
+  const auto copy = [&](int block) {  // block after block
+    if (block >= last) return;
+    uint8_t* stage = stages + (block - first) % kStages * kStageBytes;
+    const int n = min(kKeys, context.n_keys - block * kKeys);
+    if (warp == 0) {
+      if (lane == 0) barrier_expect(&full[(block - first) % kStages], static_cast<uint32_t>(n) * kRow);
+      __syncwarp();
+      const int rows = min(page_rows, n - lane * page_rows);
+      if (lane < n_pages && rows > 0)
+        bulk_copy(stage + lane * page_rows * kRow, static_cast<const uint8_t*>(a.k) + static_cast<int64_t>(next_page) * page_rows * kRow,
+                  static_cast<uint32_t>(rows) * kRow, &full[(block - first) % kStages]);
+    }
+    next_page = page_of(block + 1);
+    for (int i = n * kRow / 16 + thread; i < kKeys * kRow / 16; i += kThreads)  // no rows: zeros, as what lay there may be no numbers
+      *reinterpret_cast<uint4*>(stage + i * 16) = make_uint4(0, 0, 0, 0);
+  };
+  // Blocks that earlier steps wrote need not wait for the kernels before this one.
+  const int n_early = min(kStages - 1, context.n_old / kKeys - first);
+  for (int i = 0; i < n_early; ++i) copy(first + i);
+  pdl_wait();
+  for (int i = max(n_early, 0); i < kStages - 1; ++i) copy(first + i);
+  const int half = warp & 1, quarter = warp >> 1;
+  Query query;
+  query.load(static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kMlaK, a.heads - head0, half, g, c);
+
+  const float scale = a.scale * kLog2E;  // scores in powers of two
+  const int group = warp >> 1;           // of the 64 value columns that this warp weighs
+  float acc[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, unit = 0.0f;  // acc is in multiples of unit
+  for (int block = first; block < last; ++block) {
+    const uint8_t* rows = stages + (block - first) % kStages * kStageBytes;
+    float* block_scores = scores + (block & 1) * kScoreFloats;
+    barrier_wait(&full[(block - first) % kStages], static_cast<uint32_t>((block - first) / kStages) & 1u);
+    float s[2][4];
+    query.score(rows + quarter * 16 * kRow, half, g, c, s);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        *reinterpret_cast<float2*>(block_scores + (half * kHeads + g + 8 * h) * kScorePitch + quarter * 16 + n * 8 + 2 * c) =
+            make_float2(s[n][2 * h], s[n][2 * h + 1]);
+    __syncthreads();  // all scores are there, and everyone is done with the block before, whose stage is filled again
+    copy(block + kStages - 1);
+
+    // Every warp: the weights of all 64 keys.
+    float p[2][16], peak[2] = {-INFINITY, -INFINITY}, key_scale[16], peak_scale = unit;
+    const bool whole = (block + 1) * kKeys <= context.n_keys;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float* at = block_scores + (g + 8 * h) * kScorePitch + j * 8 + 2 * c;
+        const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + kHeads * kScorePitch);
+        p[h][2 * j] = (x.x + y.x) * scale, p[h][2 * j + 1] = (x.y + y.y) * scale;
+        if (!whole) {
+          const int key = block * kKeys + j * 8 + 2 * c;
+          if (key >= context.n_keys) p[h][2 * j] = -INFINITY;
+          if (key + 1 >= context.n_keys) p[h][2 * j + 1] = -INFINITY;
+        }
+        peak[h] = fmaxf(peak[h], fmaxf(p[h][2 * j], p[h][2 * j + 1]));
+      }
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      key_scale[j] = *reinterpret_cast<const float*>(rows + ((j >> 1) * 8 + 2 * c + (j & 1)) * kRow + kScalesAt + 4 * group);
+      peak_scale = fmaxf(peak_scale, key_scale[j]);
+    }
+    peak_scale = fmaxf(peak_scale, __shfl_xor_sync(~0u, peak_scale, 1));
+    peak_scale = fmaxf(peak_scale, __shfl_xor_sync(~0u, peak_scale, 2));
+    const float per_unit = 1.0f / peak_scale, kept_unit = unit * per_unit;
+    unit = peak_scale;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) key_scale[j] *= per_unit;
+    float keep[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 1));
+      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 2));
+      peak[h] = fmaxf(peak[h], largest[h]);
+      keep[h] = exp2f(largest[h] - peak[h]);
+      largest[h] = peak[h];
+      float add = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const float weight = exp2f(p[h][j] - peak[h]);
+        add += weight;
+        p[h][j] = weight * key_scale[j];
+      }
+      sum[h] = sum[h] * keep[h] + add;
+      keep[h] *= kept_unit;
+    }
+    if (keep[0] != 1.0f || keep[1] != 1.0f) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) acc[n][0] *= keep[0], acc[n][1] *= keep[0], acc[n][2] *= keep[1], acc[n][3] *= keep[1];
+    }
+    // Transposed reads of 8 keys x 8 pairs of columns: a word holds two keys of two neighbouring columns. Tile n of acc holds the even or
+    // odd ones of 16 columns.
+    const uint8_t* v_at = rows + ((lane & 7) + (lane >> 3 & 1) * 8) * kRow + warp * 64 + (lane >> 4) * 16;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t pa[4] = {pack_f16(p[0][4 * j], p[0][4 * j + 1]), pack_f16(p[1][4 * j], p[1][4 * j + 1]),
+                              pack_f16(p[0][4 * j + 2], p[0][4 * j + 3]), pack_f16(p[1][4 * j + 2], p[1][4 * j + 3])};
+#pragma unroll
+      for (int d = 0; d < 2; ++d) {
+        uint32_t v[4];
+        ldmatrix4_transposed(v, v_at + j * 16 * kRow + d * 32);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          uint32_t even[2], odd[2];
+          unpack_codes(__byte_perm(v[2 * n], 0, 0x3120), even[0], odd[0]);
+          unpack_codes(__byte_perm(v[2 * n + 1], 0, 0x3120), even[1], odd[1]);
+          mma_f16(acc[4 * d + 2 * n], pa, even[0], even[1]);
+          mma_f16(acc[4 * d + 2 * n + 1], pa, odd[0], odd[1]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+    const int head = head0 + g + 8 * h;
+    if (head >= a.heads) continue;
+    const float factor = unit / sum[h];
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      const int col = head * kMlaV + warp * 64 + n * 8 + 4 * c;
+      const float4 v =
+          make_float4(acc[n][2 * h] * factor, acc[n + 1][2 * h] * factor, acc[n][2 * h + 1] * factor, acc[n + 1][2 * h + 1] * factor);
+      if (a.n_splits > 1)
+        *reinterpret_cast<float4*>(to.part + col) = v;
+      else
+        *reinterpret_cast<uint2*>(to.out + col) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    }
+    if (a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = largest[h] + log2f(sum[h]);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace
+
+cudaError_t launch_mla_fp8(const AttendArgs& a, cudaStream_t stream) {
+  static const cudaError_t raised = cudaFuncSetAttribute(mla_fp8_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (raised != cudaSuccess) return raised;
+  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
+  return launch(mla_fp8_kernel, grid, kThreads, kSharedBytes, stream, a);
+}
+
+}  // namespace cachalot::cuda
