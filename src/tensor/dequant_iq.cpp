@@ -5,9 +5,6 @@
 namespace cachalot {
 namespace {
 
-// The 16 levels of IQ4: dense around zero, as weights are.
-constexpr int kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 // FP4 E2M1 levels. Code 8 is +0 here, as in the reference's integer table; the sign of a zero weight has no effect.
 constexpr float kFp4Levels[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
@@ -20,15 +17,11 @@ void look_up(const uint8_t* qs, const Level (&levels)[16], float scale, float* o
   }
 }
 
-// d, scales_h u16, scales_l[4], qs[128]. Scale of sub-block s: 4 low bits in scales_l, 2 high bits in scales_h, stored with 32 added.
+// d, scales_h u16, scales_l[4], qs[128].
 void iq4_xs(const uint8_t* block, float* out) {
   const float d = load_f16(block);
-  const auto high_bits = load<uint16_t>(block + 2);
-  const uint8_t *low_bits = block + 4, *qs = block + 8;
-  for (int s = 0; s < kSuperBlock / kBlock; ++s) {
-    const int low = (low_bits[s / 2] >> (4 * (s % 2))) & 15, high = (high_bits >> (2 * s)) & 3;
-    look_up(qs + 16 * s, kIq4Levels, d * static_cast<float>((low | (high << 4)) - 32), out + kBlock * s);
-  }
+  for (int s = 0; s < kSuperBlock / kBlock; ++s)
+    look_up(block + 8 + 16 * s, kIq4Levels, d * static_cast<float>(iq4_xs_scale(block, s)), out + kBlock * s);
 }
 
 }  // namespace

@@ -22,13 +22,6 @@ void q2_k(const uint8_t* block, float* out) {
   }
 }
 
-// Scale j (0..15) of Q3_K: 4 low bits in the nibbles of bytes 0..7, 2 high bits in bytes 8..11; stored with 32 added.
-int q3_k_scale(const uint8_t* scales, int j) {
-  const int low = j < 8 ? scales[j] & 15 : scales[j - 8] >> 4;
-  const int high = (scales[8 + j % 4] >> (2 * (j / 4))) & 3;
-  return (low | (high << 4)) - 32;
-}
-
 // hmask[32], qs[64], scales[12], d. A clear mask bit subtracts 4; bit i of the mask belongs to the i-th run of 32.
 void q3_k(const uint8_t* block, float* out) {
   const uint8_t *hmask = block, *qs = block + 32, *scales = block + 96;
@@ -42,17 +35,6 @@ void q3_k(const uint8_t* block, float* out) {
       out[l] = scale * static_cast<float>(q);
     }
   }
-}
-
-struct ScaleMin {
-  int scale, minimum;  // 0..63
-};
-
-// Scale and minimum of sub-block j (0..7) of Q4_K and Q5_K. The first four have 6 bits in one byte each; the last four keep their
-// low 4 bits in bytes 8..11 and their high 2 bits in the spare bits of the first eight bytes.
-ScaleMin k_scale_min(const uint8_t* b, int j) {
-  if (j < 4) return {b[j] & 63, b[j + 4] & 63};
-  return {(b[j + 4] & 15) | ((b[j - 4] >> 6) << 4), (b[j + 4] >> 4) | ((b[j] >> 6) << 4)};
 }
 
 // d, dmin, scales[12], then qh[32] in Q5_K only, then qs[128]. Value = (d * scale) * q - (dmin * minimum).

@@ -65,11 +65,14 @@ inline constexpr int kFp8Block = 128;
 // formats, whose scales lie elsewhere: see dequant_row of a LinearSource.
 void dequant_row(Format format, const std::byte* data, int64_t n, float* out);
 
-// Whether quantize_row can write this format.
+// Whether quantize_row can write this format: all but mxfp4, fp8_block and the planar ones.
 bool can_quantize(Format format);
-// Encodes n elements, bit-exact with the reference quantizers: f32, f16, bf16, q8_0 (d = amax / 127, round half away), and q4_0, q4_1,
-// q5_0, q5_1. Values that are not finite become some code, never an error.
+// Encodes n elements. f32, f16, bf16, q8_0 (d = amax / 127, round half away), q4_0, q4_1, q5_0 and q5_1 are bit-exact with the reference
+// quantizers; K-quants and IQ4 fit their scales by least squares. Values that are not finite become some code, never an error.
 void quantize_row(Format format, const float* in, int64_t n, std::byte* out);
+// The same with the squared error of element k weighted by importance[k], the mean square of the inputs that meet it, in every format
+// that has scales. Entries that are not positive and finite count as almost nothing; a block without any as if all were equal.
+void quantize_row(Format format, const float* in, std::span<const float> importance, std::byte* out);
 
 // Encodes a matrix [out, in] as FP8: codes [out, in] and scales f32 [ceil(out/128), ceil(in/128)], scale = amax / 448 of the block.
 void quantize_fp8_block(const float* in, int out_rows, int in_cols, std::byte* codes, float* scales);

@@ -1,8 +1,9 @@
-// Encoders: the plain floats, the 32-element blocks by their reference rules, and DeepSeek's FP8 blocks.
+// Encoders: the plain floats, the 32-element blocks by their reference rules, and DeepSeek's FP8 blocks. The others are in quantize_k.cpp.
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
+#include "tensor/block_codes.h"
 #include "tensor/dequant.h"
 
 namespace cachalot {
@@ -71,17 +72,14 @@ void q8_0(const float* in, uint8_t* block) {
 }  // namespace
 
 bool can_quantize(Format format) {
-  switch (format) {
-    case Format::f32:
-    case Format::f16:
-    case Format::bf16:
-    case Format::q4_0:
-    case Format::q4_1:
-    case Format::q5_0:
-    case Format::q5_1:
-    case Format::q8_0: return true;
-    default: return false;
-  }
+  return format == Format::f32 || format == Format::f16 || format == Format::bf16 || has_block_codes(format);
+}
+
+void quantize_row(Format format, const float* in, std::span<const float> importance, std::byte* out) {
+  const auto n = static_cast<int64_t>(importance.size());
+  if (!has_block_codes(format)) return quantize_row(format, in, n, out);
+  CACHALOT_CHECK(n % info(format).block_elems == 0, "{} elements in blocks of {}", n, info(format).block_elems);
+  quantize_weighted(format, in, importance.data(), n, reinterpret_cast<uint8_t*>(out));
 }
 
 void quantize_row(Format format, const float* in, int64_t n, std::byte* out) {
@@ -99,7 +97,7 @@ void quantize_row(Format format, const float* in, int64_t n, std::byte* out) {
       case Format::q5_0: symmetric(in, 5, block); break;
       case Format::q5_1: affine(in, 5, block); break;
       case Format::q8_0: q8_0(in, block); break;
-      default: break;
+      default: quantize_weighted(format, in, nullptr, entry.block_elems, block); break;
     }
   }
 }

@@ -16,14 +16,16 @@ namespace {
 TEST(Quantize, OnlySomeFormatsCanBeWritten) {
   for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q4_0, Format::q4_1, Format::q5_0, Format::q5_1, Format::q8_0})
     EXPECT_TRUE(can_quantize(format)) << info(format).name;
-  for (const Format format : {Format::q2_k, Format::q4_k, Format::iq4_nl, Format::mxfp4, Format::fp8_block, Format::int4_planar})
+  for (const Format format : {Format::q2_k, Format::q3_k, Format::q4_k, Format::q5_k, Format::q6_k, Format::iq4_nl, Format::iq4_xs})
+    EXPECT_TRUE(can_quantize(format)) << info(format).name;
+  for (const Format format : {Format::mxfp4, Format::fp8_block, Format::int4_planar, Format::int8_planar})
     EXPECT_FALSE(can_quantize(format)) << info(format).name;
 }
 
 TEST(QuantizeDeathTest, WritingAnotherFormatIsAnInvariant) {
   const float in[256] = {};
   std::byte out[256];
-  EXPECT_DEATH(quantize_row(Format::q4_k, in, 256, out), "q4_k cannot be written");
+  EXPECT_DEATH(quantize_row(Format::mxfp4, in, 256, out), "mxfp4 cannot be written");
   EXPECT_DEATH(quantize_row(Format::q8_0, in, 40, out), "40 elements in blocks of 32");
 }
 
