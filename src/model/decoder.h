@@ -42,10 +42,13 @@ struct MoeFfn {
   Experts experts;
 };
 
+using AttentionWeights = std::variant<GqaWeights, MlaWeights>;
+using FfnWeights = std::variant<DenseFfn, MoeFfn>;
+
 struct Layer {
   Constant attn_norm, ffn_norm;  // [hidden]
-  std::variant<GqaWeights, MlaWeights> attn;
-  std::variant<DenseFfn, MoeFfn> ffn;
+  AttentionWeights attn;
+  FfnWeights ffn;
 };
 
 // The KV pages of every layer.
@@ -77,6 +80,10 @@ class Decoder {
   Rope rope_;
   std::vector<Layer> layers_;
 };
+
+// The halves of one layer, for tools that go through a model that they cannot hold. Errors as for Decoder::load.
+AttentionWeights load_attention(const Checkpoint& checkpoint, const Config& config, Ops& ops, int layer, const LoadOptions& options = {});
+FfnWeights load_ffn(const Checkpoint& checkpoint, const Config& config, Ops& ops, int layer, const LoadOptions& options = {});
 
 // What one layer's attention and FFN run on.
 struct Step {

@@ -30,16 +30,20 @@ class Loader {
     Layer out;
     out.attn_norm = constant(prefix_ + "attn_norm.weight", c_.hidden);
     out.ffn_norm = constant(prefix_ + "ffn_norm.weight", c_.hidden);
-    if (c_.mla)
-      out.attn = mla();
-    else
-      out.attn = gqa();
-    if (c_.is_moe_layer(l))
-      out.ffn = moe();
-    else
-      out.ffn = DenseFfn{gate_up("ffn_gate.weight", "ffn_up.weight", 1, c_.intermediate),
-                         linear(prefix_ + "ffn_down.weight", c_.hidden, c_.intermediate)};
+    out.attn = attention(l);
+    out.ffn = ffn(l);
     return out;
+  }
+  [[nodiscard]] AttentionWeights attention(int l) {
+    prefix_ = "blk." + std::to_string(l) + ".";
+    if (c_.mla) return mla();
+    return gqa();
+  }
+  [[nodiscard]] FfnWeights ffn(int l) {
+    prefix_ = "blk." + std::to_string(l) + ".";
+    if (c_.is_moe_layer(l)) return moe();
+    return DenseFfn{gate_up("ffn_gate.weight", "ffn_up.weight", 1, c_.intermediate),
+                    linear(prefix_ + "ffn_down.weight", c_.hidden, c_.intermediate)};
   }
 
  private:
@@ -110,6 +114,13 @@ class Loader {
 };
 
 }  // namespace
+
+AttentionWeights load_attention(const Checkpoint& checkpoint, const Config& config, Ops& ops, int layer, const LoadOptions& options) {
+  return Loader(checkpoint, config, ops, options).attention(layer);
+}
+FfnWeights load_ffn(const Checkpoint& checkpoint, const Config& config, Ops& ops, int layer, const LoadOptions& options) {
+  return Loader(checkpoint, config, ops, options).ffn(layer);
+}
 
 Decoder Decoder::load(const Checkpoint& checkpoint, const Config& config, Ops& ops, const LoadOptions& options) {
   Decoder d;
