@@ -45,7 +45,7 @@ void CudaOps::attend(const Attn& attn, View q, View out) {
   const MlaKernel kernel = mla_decode_kernel_for(args, hopper_);
   if (kernel == MlaKernel::none) return done(launch_attend_generic(args, stream_), "attend");
   const size_t mark = temp_mark();
-  args.n_splits = mla_decode_splits(args.n_rows, args.heads, attn.batch->max_kv);
+  args.n_splits = mla_decode_splits(kernel, args.n_rows, args.heads, attn.batch->max_kv);
   if (args.n_splits > 1) args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (l.v_dim + 1)).data);
   done(launch_mla_decode(args, kernel, stream_), "attend");
   temp_release(mark);

@@ -42,10 +42,11 @@ struct AttendArgs {
   float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
 };
 cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
-// Absorbed MLA with rows of 512 + 64. Two kernels: over bf16 rows, and over fp8 rows (sm_90).
-enum class MlaKernel : uint8_t { none, rows16, fp8 };
+// Absorbed MLA with rows of 512 + 64. Three kernels: 16 heads per block over bf16 rows, the same over fp8 rows (sm_90), and 64 heads per
+// block over bf16 rows on wgmma (sm_90a).
+enum class MlaKernel : uint8_t { none, rows16, fp8, heads64 };
 MlaKernel mla_decode_kernel_for(const AttendArgs& args, bool hopper);
-int mla_decode_splits(int n_rows, int heads, int max_kv);
+int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv);
 cudaError_t launch_mla_decode(const AttendArgs& args, MlaKernel kernel, cudaStream_t stream);
 
 // One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].

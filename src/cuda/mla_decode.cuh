@@ -33,5 +33,6 @@ struct MlaOutput {
 
 cudaError_t launch_mla_rows16(const AttendArgs& args, cudaStream_t stream);
 cudaError_t launch_mla_fp8(const AttendArgs& args, cudaStream_t stream);
+cudaError_t launch_mla_heads64(const AttendArgs& args, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

@@ -34,7 +34,9 @@ __global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ At
   *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out.data) + row * a.out.stride + head * kMlaV + threadIdx.x * 4) = packed;
 }
 
-constexpr int kHeads = 16, kKeys = 64;  // that a block takes at a time
+// Heads and keys that a block takes at a time.
+int block_heads(MlaKernel kernel) { return kernel == MlaKernel::heads64 ? 64 : 16; }
+int block_keys(MlaKernel kernel) { return kernel == MlaKernel::heads64 ? 128 : 64; }
 
 }  // namespace
 
@@ -48,12 +50,12 @@ MlaKernel mla_decode_kernel_for(const AttendArgs& a, bool hopper) {
     return MlaKernel::none;
   if (l.format == KvFormat::fp8) return hopper ? MlaKernel::fp8 : MlaKernel::none;
   if (l.format != KvFormat::bf16) return MlaKernel::none;
-  return MlaKernel::rows16;
+  return hopper && a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::rows16;
 }
 
 // The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part, and what combining costs.
-int mla_decode_splits(int n_rows, int heads, int max_kv) {
-  const int groups = n_rows * ceil_div(heads, kHeads), blocks = ceil_div(max_kv > 0 ? max_kv : 1, kKeys);
+int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv) {
+  const int groups = n_rows * ceil_div(heads, block_heads(kernel)), blocks = ceil_div(max_kv > 0 ? max_kv : 1, block_keys(kernel));
   int best = 1;
   double best_cost = 1e30;
   for (int s = 1; s <= kMaxSplits && s <= blocks; ++s) {
@@ -65,7 +67,9 @@ int mla_decode_splits(int n_rows, int heads, int max_kv) {
 }
 
 cudaError_t launch_mla_decode(const AttendArgs& a, MlaKernel kernel, cudaStream_t stream) {
-  const cudaError_t error = kernel == MlaKernel::fp8 ? launch_mla_fp8(a, stream) : launch_mla_rows16(a, stream);
+  const cudaError_t error = kernel == MlaKernel::fp8       ? launch_mla_fp8(a, stream)
+                            : kernel == MlaKernel::heads64 ? launch_mla_heads64(a, stream)
+                                                           : launch_mla_rows16(a, stream);
   if (error != cudaSuccess || a.n_splits == 1) return error;
   return launch(combine_kernel, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads)), 128, 0, stream, a);
 }

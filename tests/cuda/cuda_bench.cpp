@@ -5,11 +5,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <string>
 
 #include "base/error.h"
 #include "cuda/cuda_ops.h"
 #include "model/decoder.h"
+#include "ops/kv_codec.h"
 #include "ops/random_weights.h"
 
 namespace cachalot::test {
@@ -160,6 +162,20 @@ struct Paged {
   std::vector<int> q_start, kv_len;
   std::vector<KvLayer> layers;
 };
+// A multiple of 64 rows, which repeat.
+void* fp8_rows(Bench& b, const KvLayout& layout, int rows) {
+  std::mt19937 engine(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(layout.k_dim));
+  std::vector<std::byte> some(64 * layout.k_row_bytes());
+  for (size_t at = 0; at < some.size(); at += layout.k_row_bytes()) {
+    for (float& v : values) v = normal(engine);
+    encode_kv_row(layout, values, &some[at]);
+  }
+  const View pages = b.array(DType::u8, rows, static_cast<int>(layout.k_row_bytes()), 0.0f);
+  for (int r = 0; r + 64 <= rows; r += 64) b.ops->upload(pages.row<std::byte>(r), some.data(), some.size());
+  return pages.data;
+}
 std::unique_ptr<Paged> paged(Bench& b, const KvLayout& layout, int n_seqs, int n_q, int kv_len, int n_layers, bool prefill) {
   auto p = std::make_unique<Paged>();
   const int blocks = (kv_len + layout.block_tokens - 1) / layout.block_tokens, rows = n_seqs * n_q;
@@ -191,30 +207,37 @@ std::unique_ptr<Paged> paged(Bench& b, const KvLayout& layout, int n_seqs, int n
   batch.logit_rows = b.ints(last, 1, n_seqs);
   batch.host_q_start = p->q_start;
   batch.host_kv_len = p->kv_len;
+  const int cache_rows = n_seqs * blocks * layout.block_tokens;
   for (int l = 0; l < n_layers; ++l)
-    p->layers.push_back({layout, b.array(DType::bf16, n_seqs * blocks * layout.block_tokens, layout.heads * layout.k_dim).data, nullptr});
+    p->layers.push_back({layout,
+                         layout.format == KvFormat::fp8 ? fp8_rows(b, layout, cache_rows)
+                                                        : b.array(DType::bf16, cache_rows, layout.heads * layout.k_dim).data,
+                         nullptr});
   return p;
 }
 
 constexpr KvLayout kMla{.heads = 1, .k_dim = 576, .v_dim = 512, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 64};
 
 void bench_mla() {
-  std::printf("%-6s %6s %7s %10s %8s %7s %9s\n", "heads", "batch", "ctx", "us", "TB/s", "share", "TFLOP/s");
-  for (const int heads : {16, 128}) {
-    for (const int n : {1, 8, 24, 64, 128}) {
-      Bench b;
-      constexpr int kContext = 4096;
-      const int copies = std::clamp(128 / n, 1, 16);
-      const auto p = paged(b, kMla, n, 1, kContext, copies, false);
-      const View q = b.array(DType::bf16, n, heads * 576), out = b.array(DType::bf16, n, heads * 512, 0.0f);
-      const double t = b.time([&] {
-        for (const KvLayer& kv : p->layers) b.ops->attend({kv, &p->batch, p->batch.decode, 0.07f}, q, out);
-      }) / copies;
-      const double bytes = static_cast<double>(n) * kContext * 1152, flops = 2.0 * n * heads * kContext * (576 + 512);
-      std::printf("%-6d %6d %7d %10.2f %8.2f %6.1f%% %9.1f\n", heads, n, kContext, t * 1e6, bytes / t * 1e-12, 100 * bytes / t / kCopyLimit,
-                  flops / t * 1e-12);
-    }
-  }
+  std::printf("%-6s %-6s %6s %7s %10s %8s %7s %9s\n", "rows", "heads", "batch", "ctx", "us", "TB/s", "share", "TFLOP/s");
+  for (const KvFormat format : {KvFormat::bf16, KvFormat::fp8})
+    for (const int heads : {16, 128})
+      for (const int n : {1, 8, 24, 64, 128}) {
+        Bench b;
+        constexpr int kContext = 4096;
+        KvLayout layout = kMla;
+        layout.format = format;
+        const int copies = std::clamp(128 / n, 1, 16);
+        const auto p = paged(b, layout, n, 1, kContext, copies, false);
+        const View q = b.array(DType::bf16, n, heads * 576), out = b.array(DType::bf16, n, heads * 512, 0.0f);
+        const double t = b.time([&] {
+          for (const KvLayer& kv : p->layers) b.ops->attend({kv, &p->batch, p->batch.decode, 0.07f}, q, out);
+        }) / copies;
+        const double bytes = static_cast<double>(n) * kContext * static_cast<double>(layout.token_bytes()),
+                     flops = 2.0 * n * heads * kContext * (576 + 512);
+        std::printf("%-6s %-6d %6d %7d %10.2f %8.2f %6.1f%% %9.1f\n", name_of(format), heads, n, kContext, t * 1e6, bytes / t * 1e-12,
+                    100 * bytes / t / kCopyLimit, flops / t * 1e-12);
+      }
 }
 
 // ---- the whole model ----

@@ -57,6 +57,27 @@ std::vector<OpCase> large_cases() {
       {.label = "mla decode", .heads = 16, .layout = mla, .sequences = {{1, 700}, {1, 1}, {1, 64}, {1, 65}, {1, 0}, {3, 130}}}));
   cases.push_back(attend_case({.label = "mla one long", .heads = 16, .layout = wide, .sequences = {{1, 1500}}}));
   cases.push_back(attend_case({.label = "mla 24 heads", .heads = 24, .layout = mla, .sequences = {{1, 200}, {2, 90}}}));
+  for (const int block_tokens : {8, 16, 32, 64}) {
+    KvLayout l = mla;
+    l.block_tokens = block_tokens;
+    for (const int heads : {64, 96, 128})
+      cases.push_back(attend_case({.label = "mla wide",
+                                   .heads = heads,
+                                   .layout = l,
+                                   .sequences = {{1, 700}, {1, 1}, {1, 64}, {1, 65}, {1, 0}, {2, 129}, {1, 193}, {1, 1}, {1, 1}, {1, 1}}}));
+    l.format = KvFormat::fp8;
+    cases.push_back(
+        attend_case({.label = "mla fp8", .heads = 16, .layout = l, .sequences = {{1, 700}, {1, 1}, {1, 64}, {1, 65}, {1, 0}, {3, 130}}}));
+    cases.push_back(attend_case({.label = "mla fp8 24 heads", .heads = 24, .layout = l, .sequences = {{1, 1200}, {2, 90}}}));
+  }
+  // Enough rows that no context is cut into parts.
+  for (const KvFormat format : {KvFormat::bf16, KvFormat::fp8}) {
+    KvLayout l = wide;
+    l.format = format;
+    std::vector<SequenceShape> many;
+    for (int i = 0; i < 70; ++i) many.push_back({1, 1 + 37 * i % 331});
+    cases.push_back(attend_case({.label = "mla many", .heads = 128, .layout = l, .sequences = many}));
+  }
   cases.push_back(attend_expanded_case({.label = "flash", .heads = 16, .layout = mla, .sequences = {{150, 150}, {20, 200}, {3, 40}}}, dims,
                                        Format::bf16));
   for (const int dim : {64, 128}) {
