@@ -3,10 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -57,6 +61,17 @@ void listen_to_environment(CLI::App& app, int argc, char** argv) {
   }
 }
 
+// llama-bench's flags of several letters behind one dash, which would be read as flags of one letter each: -pg is --pg.
+std::vector<std::string> arguments_of(int argc, char** argv) {
+  constexpr std::array<std::string_view, 3> kLong{"-pg", "-npl", "-ub"};
+  std::vector<std::string> out;
+  for (int i = 1; i < argc; ++i) {
+    const bool is_long = argc > 1 && std::string_view(argv[1]) == "bench" && std::find(kLong.begin(), kLong.end(), argv[i]) != kLong.end();
+    out.push_back((is_long ? "-" : "") + std::string(argv[i]));
+  }
+  return out;
+}
+
 int report(int code, const std::string& message) {
   std::fflush(stdout);
   fmt::print(stderr, "cachalot: {}\n", message);
@@ -77,7 +92,9 @@ std::string command_line_name(const CLI::App& app) {
 int parse(CLI::App& app, int argc, char** argv, bool& finished) {
   finished = true;
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> arguments = arguments_of(argc, argv);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    app.parse(std::move(arguments));
     finished = false;
     return kExitOk;
   } catch (const CLI::CallForHelp& help) {
@@ -109,6 +126,7 @@ int run_application(int argc, char** argv) {
   add_tokenize_command(app, context);
   add_convert_command(app, context);
   add_eval_command(app, context);
+  add_bench_command(app, context);
   add_version_command(app, context);
 
   if (argc <= 1) {

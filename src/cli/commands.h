@@ -22,6 +22,7 @@ void add_inspect_command(CLI::App& app, Context& context);
 void add_tokenize_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);
 void add_eval_command(CLI::App& app, Context& context);
+void add_bench_command(CLI::App& app, Context& context);
 void add_version_command(CLI::App& app, Context& context);
 
 }  // namespace cachalot

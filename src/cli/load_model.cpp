@@ -51,9 +51,14 @@ LoadedModel load_model(const ModelOptions& options) {
   model.generation_config_json = checkpoint->generation_config_json();
 
   ProgressBar bar("loading", options.show_progress);
-  model.decoder =
-      Decoder::load(*checkpoint, model.config, *model.ops,
-                    {.max_positions = model.max_context, .progress = [&](size_t done, size_t total) { bar.update(done, total); }});
+  LoadOptions load{.max_positions = model.max_context, .progress = [&](size_t done, size_t total) { bar.update(done, total); }};
+  if (options.on_linear)
+    load.pack = [&](std::span<const LinearSource> sources) {
+      Linear w = model.ops->pack(sources);
+      options.on_linear(sources, w);
+      return w;
+    };
+  model.decoder = Decoder::load(*checkpoint, model.config, *model.ops, load);
   model.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +20,8 @@ struct ModelOptions {
   int n_threads = 0;    // 0: one per physical core
   int max_context = 0;  // tokens; 0: the smaller of kDefaultContext and the model's own limit
   bool needs_tokenizer = true;
-  bool show_progress = true;  // a bar on stderr, when that is a terminal
+  bool show_progress = true;                                                    // a bar on stderr, when that is a terminal
+  std::function<void(std::span<const LinearSource>, const Linear&)> on_linear;  // told of each weight that was loaded
 };
 
 constexpr int kDefaultContext = 4096;  // tokens

@@ -58,6 +58,7 @@ struct LoadOptions {
   int max_positions = 0;       // rows of the rope table; 0 takes the model's own limit
   bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of f16
   std::function<void(size_t done_bytes, size_t total_bytes)> progress;
+  std::function<Linear(std::span<const LinearSource>)> pack;  // takes the place of Ops::pack
 };
 
 class Decoder {
@@ -69,6 +70,9 @@ class Decoder {
   void forward(Ops& ops, const Batch& batch, KvLayers kv, View logits) const;
 
   [[nodiscard]] const Config& config() const { return config_; }
+  [[nodiscard]] const Linear& embedding() const { return embed_; }
+  [[nodiscard]] const Linear& head() const { return lm_head_; }
+  [[nodiscard]] const std::vector<Layer>& layers() const { return layers_; }
   [[nodiscard]] int max_positions() const { return max_positions_; }
   [[nodiscard]] size_t weight_bytes() const;  // device memory of all packed weights, shared ones once
 

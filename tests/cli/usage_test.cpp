@@ -24,7 +24,8 @@ void expect_refusal(const ProgramResult& result, int code, const std::string& pa
 TEST(Usage, WithoutArgumentsShowsHelp) {
   const ProgramResult result = run_program({});
   EXPECT_EQ(result.code, 2);
-  for (const char* command : {"run", "inspect", "tokenize", "convert", "eval", "version"}) EXPECT_THAT(result.err, HasSubstr(command));
+  for (const char* command : {"run", "inspect", "tokenize", "convert", "eval", "bench", "version"})
+    EXPECT_THAT(result.err, HasSubstr(command));
 }
 
 TEST(Usage, HelpOfEachCommandNamesItsFlags) {
@@ -60,8 +61,15 @@ TEST(Usage, HelpOfEachCommandNamesItsFlags) {
                            "--check-finite",
                            "--json"})
     EXPECT_THAT(help.out, HasSubstr(flag));
-  for (const std::vector<std::string>& command :
-       {std::vector<std::string>{"inspect"}, {"tokenize"}, {"version"}, {"convert"}, {"eval"}, {"eval", "ppl"}, {"eval", "logits"}}) {
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"inspect"},
+                                                  {"tokenize"},
+                                                  {"version"},
+                                                  {"convert"},
+                                                  {"eval"},
+                                                  {"eval", "ppl"},
+                                                  {"eval", "logits"},
+                                                  {"bench"},
+                                                  {"bench", "ops"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     EXPECT_EQ(run_program(arguments).code, 0) << command.back();
