@@ -114,7 +114,7 @@ void bench_with_threads(const BenchFlags& flags, const BenchPlan& plan, int n_th
                              .stored_bytes = cost.stored_bytes(),
                              .params = cost.params(),
                              .n_threads = options.n_threads,
-                             .kv_type = name_of(dtype_of(generator.kv_format)),
+                             .kv_type = name_of(generator.kv_format),
                              .peaks = measure_peaks(*model.ops, options.n_threads)};
   tell(flags, fmt::format("{}, {} threads: {}; loaded in {}", subject.device, subject.n_threads, subject.peaks.text(),
                           seconds_text(model.load_seconds)));
@@ -200,14 +200,7 @@ void add_bench_command(CLI::App& app, Context& context) {
       ->type_name("N")
       ->check(number_between(1, 10000))
       ->default_str("5");
-  command->add_option("--kv-cache-dtype", flags->model.kv_cache_dtype, "Numbers in the KV cache: auto, f32, f16, bf16")
-      ->type_name("TYPE")
-      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}).description(""))
-      ->default_str(flags->model.kv_cache_dtype);
-  command->add_option("--block-size", flags->model.block_size, "Tokens of a KV page: 8, 16, 32, 64")
-      ->type_name("N")
-      ->check(CLI::IsMember({8, 16, 32, 64}).description(""))
-      ->default_str("16");
+  add_kv_flags(*command, flags->model);
   command->add_option("-s,--seed", flags->seed, "Of the random tokens")->type_name("N")->check(number_between(0, 9e15))->default_str("42");
   command->add_flag("--no-warmup", flags->no_warm_up, "No untimed run before each test");
   command->add_option("-o,--output", flags->output, "md, json, jsonl or csv")

@@ -78,12 +78,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->group(group);
 }
 
-void add_cache_flags(CLI::App& command, ModelFlags& flags) {
+void add_kv_flags(CLI::App& command, ModelFlags& flags) {
   const char* group = "Context";
-  command.add_option("-c,--max-model-len,--ctx-size", flags.max_model_len, "Context in tokens [the model's limit, at most 4096]")
-      ->type_name("N")
-      ->check(number_between(1, 1 << 26))
-      ->group(group);
   command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "Numbers in the KV cache: auto, f32, f16, bf16, fp8 (MLA on a GPU)")
       ->type_name("TYPE")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "fp8"}).description(""))
@@ -94,6 +90,15 @@ void add_cache_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::IsMember({8, 16, 32, 64}).description(""))
       ->default_str("16")
       ->group(group);
+}
+
+void add_cache_flags(CLI::App& command, ModelFlags& flags) {
+  const char* group = "Context";
+  command.add_option("-c,--max-model-len,--ctx-size", flags.max_model_len, "Context in tokens [the model's limit, at most 4096]")
+      ->type_name("N")
+      ->check(number_between(1, 1 << 26))
+      ->group(group);
+  add_kv_flags(command, flags);
   command.add_option("--prefill-chunk,--ubatch-size", flags.prefill_chunk, "Prompt tokens read per step")
       ->type_name("N")
       ->check(number_between(1, 1 << 16))

@@ -22,7 +22,9 @@ struct ModelFlags {
 };
 // -m, --device, -t: for every command that runs a model.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
-// -c, --kv-cache-dtype, --block-size, --prefill-chunk: for those that generate.
+// --kv-cache-dtype, --block-size.
+void add_kv_flags(CLI::App& command, ModelFlags& flags);
+// Those, -c and --prefill-chunk: for commands that generate.
 void add_cache_flags(CLI::App& command, ModelFlags& flags);
 GeneratorOptions generator_options(const ModelFlags& flags, const LoadedModel& model);
 
