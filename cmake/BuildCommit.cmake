@@ -1,4 +1,4 @@
-# cmake -DSOURCE=<repository> -DOUT=<header> -P BuildCommit.cmake: writes which commit is being built, when that has changed.
+# cmake -DSOURCE=<repository> -DOUT=<file> -P BuildCommit.cmake: writes the body of build_commit() in C++, when the commit has changed.
 # A copy without git says "unknown"; "+" behind a commit says that files differ from it.
 set(commit "unknown")
 set(number 0)
@@ -15,7 +15,15 @@ if(GIT)
     endif()
   endif()
 endif()
-set(text "// Written by cmake/BuildCommit.cmake.\n#pragma once\n#define CACHALOT_BUILD_COMMIT \"${commit}\"\n#define CACHALOT_BUILD_NUMBER ${number}\n")
+set(text "// Written by cmake/BuildCommit.cmake.
+#include \"cli/build_commit.h\"
+
+namespace cachalot {
+
+BuildCommit build_commit() { return {\"${commit}\", ${number}}; }
+
+}  // namespace cachalot
+")
 if(EXISTS ${OUT})
   file(READ ${OUT} old)
 endif()
