@@ -123,6 +123,10 @@ void CudaOps::download(void* host, const void* device, size_t bytes) {
   if (bytes != 0) CACHALOT_CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
   CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
+void CudaOps::copy(void* to, const void* from, size_t bytes) {
+  not_in_forward("a copy");
+  if (bytes != 0) CACHALOT_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+}
 View CudaOps::temp(DType dtype, int rows, int cols) {
   CACHALOT_CHECK(rows >= 0 && cols >= 0, "{} x {}", rows, cols);
   return View::matrix(arena_.take(static_cast<size_t>(rows) * static_cast<size_t>(cols) * size_of(dtype)), dtype, rows, cols);

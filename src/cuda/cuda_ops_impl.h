@@ -36,6 +36,7 @@ class CudaOps final : public Ops {
   Buffer alloc(size_t bytes) override;
   void upload(void* device, const void* host, size_t bytes) override;
   void download(void* host, const void* device, size_t bytes) override;
+  void copy(void* to, const void* from, size_t bytes) override;
   View temp(DType dtype, int rows, int cols) override;
   size_t temp_mark() const override { return arena_.mark(); }
   void temp_release(size_t mark) override { arena_.release(mark); }

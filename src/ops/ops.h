@@ -157,6 +157,9 @@ class Ops {
   // made of calls that only enqueue. Throws Error when the device has no room for it.
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& step);
 
+  // Copies within the device's memory. Unlike the calls above, only enqueued; not inside a forward pass. The ranges do not overlap.
+  virtual void copy(void* to, const void* from, size_t bytes);
+
   // ---- load time, packed files ----
   // Names the form that pack() gives weights here; what one device wrote, every device that names the same form can read. "": none, and
   // the two calls below throw Error.

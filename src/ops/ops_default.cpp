@@ -1,6 +1,7 @@
 // The default bodies of Ops: wide calls made of narrower ones, for devices whose memory the host can reach. A device of which
 // it cannot overrides them, as planning here reads routing ids and sets up running sums on the host.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "base/error.h"
@@ -134,6 +135,11 @@ void Ops::moe(View x, const Experts& experts, const Routing& routing, View y) {
     scatter_add_rows(part, ids, weights, sum);
   }
   if (sum.data != y.data) convert(sum, y);
+}
+
+void Ops::copy(void* to, const void* from, size_t bytes) {
+  CACHALOT_CHECK(host_memory(), "{} has no copy", name());
+  if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 void Ops::sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) {

@@ -22,6 +22,7 @@ class TraceOps final : public Ops {
   void upload(void* device, const void* host, size_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { inner_.download(host, device, bytes); }
   MemorySize memory() override { return inner_.memory(); }
+  void copy(void* to, const void* from, size_t bytes) override { inner_.copy(to, from, bytes); }
   View temp(DType dtype, int rows, int cols) override { return inner_.temp(dtype, rows, cols); }
   size_t temp_mark() const override { return inner_.temp_mark(); }
   void temp_release(size_t mark) override { inner_.temp_release(mark); }

@@ -59,5 +59,17 @@ TEST(CountNotFinite, ReadsEachFloatTypeAndItsOwnColumnsOnly) {
   EXPECT_EQ(count_not_finite(ops, View::vector(halves, DType::bf16, 3)), 0);
 }
 
+TEST(OpsCopy, PassesThroughATrace) {
+  RefOps inner;
+  const auto ops = make_trace_ops(inner, [](const TraceRecord&) {});
+  const Buffer memory = ops->alloc(64);
+  const float from[4] = {1, 2, 3, 4};
+  ops->upload(memory.get(), from, sizeof from);
+  ops->copy(static_cast<float*>(memory.get()) + 8, memory.get(), sizeof from);
+  float to[4] = {};
+  ops->download(to, static_cast<float*>(memory.get()) + 8, sizeof to);
+  EXPECT_EQ(std::vector<float>(to, to + 4), std::vector<float>(from, from + 4));
+}
+
 }  // namespace
 }  // namespace cachalot::test
