@@ -8,18 +8,6 @@
 
 namespace cachalot {
 
-const char* name_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::none: return "none";
-    case FinishReason::stop: return "stop";
-    case FinishReason::length: return "length";
-    case FinishReason::cancelled: return "cancelled";
-    case FinishReason::timeout: return "timeout";
-    case FinishReason::error: return "error";
-  }
-  return "?";
-}
-
 struct Generator::Running {
   int id = 0;
   GenerationRequest request;
@@ -51,12 +39,6 @@ struct Generator::Running {
             .n_logprobs = s.n_logprobs};
   }
 };
-
-namespace {
-
-int blocks_for(int n_tokens, int block_tokens) { return (n_tokens + block_tokens - 1) / block_tokens; }
-
-}  // namespace
 
 Generator::Generator(Ops& ops, const Decoder& decoder, const GeneratorOptions& options)
     : ops_(ops),

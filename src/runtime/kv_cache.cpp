@@ -8,7 +8,7 @@
 namespace cachalot {
 
 KvCache::KvCache(Ops& ops, const Config& config, KvFormat format, int block_tokens, int n_blocks)
-    : block_tokens_(block_tokens), pool_(n_blocks) {
+    : block_tokens_(block_tokens), pool_(n_blocks, block_tokens) {
   if (block_tokens != 8 && block_tokens != 16 && block_tokens != 32 && block_tokens != 64)
     fail("KV block size is {}, expected 8, 16, 32 or 64 tokens", block_tokens);
   const KvLayout layout = config.kv_layout(format, block_tokens);

@@ -6,17 +6,9 @@
 
 #include "model/decoder.h"
 #include "runtime/block_pool.h"
+#include "runtime/sequence.h"
 
 namespace cachalot {
-
-// A sequence of tokens, and the part of it whose rows are in the cache. Logical block i holds tokens [i, i + 1) * block_tokens.
-struct Sequence {
-  std::vector<int> tokens;
-  int n_computed = 0;
-  std::vector<int> blocks;
-
-  [[nodiscard]] int n_tokens() const { return static_cast<int>(tokens.size()); }
-};
 
 class KvCache {
  public:

@@ -1,0 +1,313 @@
+// EngineCore: requests in, plans to the model, tokens to events.
+#include "runtime/engine_core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace cachalot {
+
+struct EngineCore::Live : Task {
+  Request request;  // its prompt has moved to sequence
+  Engine::OnEvent on_event;
+  bool ended = false;
+  std::vector<TokenCount> history;  // only kept for those who want penalties
+  std::unordered_map<int, size_t> history_index;
+  std::vector<TokenBias> early_bias;  // the request's, and that no end token may come: before min_tokens
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+  RequestUsage usage;
+
+  [[nodiscard]] bool counts_tokens() const {
+    const SamplingOptions& s = request.sampling;
+    return s.repetition != 1.0f || s.presence != 0.0f || s.frequency != 0.0f;
+  }
+  void count(int token, bool in_prompt) {
+    const auto [entry, added] = history_index.try_emplace(token, history.size());
+    if (added) history.push_back({token, 0, 0});
+    ++(in_prompt ? history[entry->second].in_prompt : history[entry->second].in_output);
+  }
+};
+
+void check_request(const Request& request, const EngineInfo& info) {
+  using Reason = Refused::Reason;
+  const auto refuse = [](Reason reason, const std::string& message) { throw Refused(reason, message); };
+  const auto n_prompt = std::ssize(request.prompt);
+  if (n_prompt == 0) refuse(Reason::invalid, "the prompt holds no tokens");
+  for (const int id : request.prompt)
+    if (id < 0 || id >= info.vocab)
+      refuse(Reason::invalid, fmt::format("the prompt holds token id {}, expected 0 to {}", id, info.vocab - 1));
+  if (n_prompt >= info.max_context && (n_prompt > info.max_context || request.max_tokens != 0))
+    refuse(Reason::too_long, fmt::format("the prompt has {} tokens, but the context holds {} with at least one left for the answer",
+                                         n_prompt, info.max_context));
+}
+
+EngineCore::EngineCore(std::unique_ptr<StepModel> model, const CoreOptions& options, Clock clock)
+    : model_(std::move(model)),
+      options_(options),
+      clock_(std::move(clock)),
+      pool_(model_->facts().n_blocks, model_->facts().block_tokens),
+      scheduler_(pool_, {.max_requests = model_->facts().max_requests,
+                         .max_step_tokens = model_->facts().max_step_tokens,
+                         .max_scored_rows = model_->facts().max_scored_rows,
+                         .prefix_cache = options.prefix_cache,
+                         .targets = {options.targets[0], options.targets[1], options.targets[2]},
+                         .ageing_seconds = options.ageing_seconds,
+                         .ageing_quantum = options.ageing_quantum}) {
+  const ModelFacts& f = model_->facts();
+  CACHALOT_CHECK(f.n_blocks >= blocks_for(f.max_context, f.block_tokens), "{} blocks for a context of {}", f.n_blocks, f.max_context);
+  info_ = {.model = f.name, .vocab = f.vocab, .max_context = f.max_context, .max_requests = f.max_requests, .eos_ids = f.eos_ids};
+}
+
+EngineCore::~EngineCore() = default;
+
+void EngineCore::add(RequestId id, Request request, Engine::OnEvent on_event, double submitted) {
+  auto owned = std::make_unique<Live>();
+  Live& live = *owned;
+  live.id = id;
+  live.priority = request.priority;
+  live.submitted = submitted;
+  live.n_prompt = static_cast<int>(request.prompt.size());
+  live.max_total = request.max_tokens < 0
+                       ? info_.max_context
+                       : static_cast<int>(std::min<int64_t>(info_.max_context, int64_t{live.n_prompt} + request.max_tokens));
+  live.use_prefix_cache = request.use_prefix_cache;
+  live.scores_prompt = request.prompt_logprobs >= 0 && live.n_prompt > 1;
+  live.salt = request.cache_salt;
+  live.usage.n_prompt = live.n_prompt;
+  live.sequence.tokens = std::move(request.prompt);
+  live.request = std::move(request);
+  live.on_event = std::move(on_event);
+  if (live.counts_tokens())
+    for (const int token : live.sequence.tokens) live.count(token, true);
+  if (live.request.min_tokens > 0) {
+    live.early_bias = live.request.sampling.bias;
+    for (const auto* ends : {&live.request.stop_tokens, live.request.ignore_eos ? nullptr : &info_.eos_ids})
+      for (const int token : ends != nullptr ? *ends : std::vector<int>{})
+        live.early_bias.push_back({token, -std::numeric_limits<float>::infinity()});
+  }
+  if (live.request.timeout_seconds > 0.0) deadlines_.push({submitted + live.request.timeout_seconds, id});
+  live_.emplace(id, std::move(owned));
+  if (live.max_total == live.n_prompt && !live.scores_prompt)
+    end(live, {}, FinishReason::length, clock_());
+  else
+    scheduler_.add(live, clock_());
+}
+
+void EngineCore::cancel(RequestId id) {
+  if (const auto found = live_.find(id); found != live_.end()) end(*found->second, {}, FinishReason::cancelled, clock_());
+}
+
+void EngineCore::cancel_all() {
+  while (!live_.empty()) cancel(live_.begin()->first);
+}
+
+void EngineCore::expire(double now) {
+  for (; !deadlines_.empty() && deadlines_.top().when <= now; deadlines_.pop())
+    if (const auto found = live_.find(deadlines_.top().request); found != live_.end()) end(*found->second, {}, FinishReason::timeout, now);
+}
+
+void EngineCore::step() {
+  const double now = clock_();
+  for (const RequestId id : unwanted_) cancel(id);
+  unwanted_.clear();
+  expire(now);
+  if (!scheduler_.has_work()) {
+    flush();
+    return;
+  }
+  const StepPlan& plan = scheduler_.plan(now);
+  CACHALOT_CHECK(!plan.items.empty(), "{} requests wait, {} run, and none moves", scheduler_.n_waiting(), scheduler_.n_running());
+  if (options_.check_invariants) scheduler_.check_invariants();
+  try {
+    run(plan, now);
+  } catch (const std::exception& error) {
+    fail_step(error.what(), clock_());
+  }
+  ++stats_.steps;
+  if (!model_->facts().runs_ahead || !scheduler_.has_work()) flush();
+}
+
+void EngineCore::run(const StepPlan& plan, double now) {
+  items_.clear();
+  in_step_.clear();
+  rows_.clear();
+  params_.clear();
+  scored_.clear();
+  scored_.reserve(static_cast<size_t>(model_->facts().max_scored_rows));  // params_ points into it
+  for (const StepPlan::Item& item : plan.items) want_rows(static_cast<Live&>(*item.task), item);
+  for (const PageCopy& copy : plan.copies) model_->copy_page(copy);
+  model_->begin(items_);
+  flush();  // of the step before, when the model runs ahead
+  sampled_.assign(params_.size(), {});
+  model_->finish(params_, sampled_);
+
+  const double after = clock_();
+  scheduler_.commit(after - now);
+  for (size_t r = 0; r < rows_.size(); ++r)
+    if (!rows_[r].live->ended) take_row(*rows_[r].live, rows_[r].position, std::move(sampled_[r]), after);
+}
+
+void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {
+  const Sequence& s = live.sequence;
+  const int begin = s.n_computed, end = begin + item.n_new;
+  const WantLogits want = live.scores_prompt ? WantLogits::all : end == s.n_tokens() ? WantLogits::last : WantLogits::none;
+  items_.push_back({&live.sequence, item.n_new, want});
+  in_step_.push_back(&live);
+  for (int p = want == WantLogits::all ? begin : want == WantLogits::last ? end - 1 : end; p < end; ++p) {
+    rows_.push_back({&live, p});
+    if (p == s.n_tokens() - 1) {
+      params_.push_back(params_of(live));
+    } else {
+      // The draw is forced to the token that does come next, for its log probability.
+      scored_.push_back({s.tokens[static_cast<size_t>(p) + 1], std::numeric_limits<float>::infinity()});
+      params_.push_back({.temperature = 0.0f, .bias = {&scored_.back(), 1}, .n_logprobs = live.request.prompt_logprobs});
+    }
+  }
+}
+
+SampleParams EngineCore::params_of(Live& live) const {
+  const SamplingOptions& s = live.request.sampling;
+  SampleParams p{.temperature = s.temperature,
+                 .top_k = s.top_k,
+                 .top_p = s.top_p,
+                 .min_p = s.min_p,
+                 .repetition = s.repetition,
+                 .presence = s.presence,
+                 .frequency = s.frequency,
+                 .seed = s.seed,
+                 .step = static_cast<uint64_t>(live.n_output()),
+                 .history = live.history,
+                 .bias = live.n_output() < live.request.min_tokens ? live.early_bias : s.bias,
+                 .n_logprobs = s.n_logprobs};
+  if (live.request.constraint) p.allowed = live.request.constraint->allowed();
+  return p;
+}
+
+void EngineCore::take_row(Live& live, int position, Sampled sampled, double now) {
+  if (position < live.sequence.n_tokens() - 1) {
+    if (!sampled.finite) return end(live, {.error = "the logits are not finite"}, FinishReason::error, now);
+    // A prompt that was read again after a loss of its place was scored before.
+    if (position < static_cast<int>(live.prompt_logprobs.size())) return;
+    const int token = live.sequence.tokens[static_cast<size_t>(position) + 1];
+    // Another token: this one has no probability at all.
+    std::vector<TokenLogprob> entry{{token, sampled.token == token ? sampled.logprob : -std::numeric_limits<float>::infinity()}};
+    entry.insert(entry.end(), sampled.top.begin(), sampled.top.end());
+    live.prompt_logprobs.push_back(std::move(entry));
+    return;
+  }
+  live.scores_prompt = false;
+  if (live.max_total == live.n_prompt)
+    end(live, {}, FinishReason::length, now);  // no token was wanted
+  else
+    take_token(live, std::move(sampled), now);
+}
+
+void EngineCore::take_token(Live& live, Sampled sampled, double now) {
+  TokenEvent event{.token = sampled.token, .logprob = sampled.logprob, .top = std::move(sampled.top)};
+  if (sampled.token < 0) {
+    event.error = live.request.constraint ? "no token may come next, or the logits are not finite" : "the logits are not finite";
+    return end(live, std::move(event), FinishReason::error, now);
+  }
+  if (live.request.constraint) {
+    bool accepted = false;
+    try {
+      accepted = live.request.constraint->accept(sampled.token);
+    } catch (const std::exception& error) {
+      event.error = error.what();
+    }
+    if (!accepted) {
+      event.token = -1;
+      if (event.error.empty()) event.error = fmt::format("token {} is not allowed by the request's constraint", sampled.token);
+      return end(live, std::move(event), FinishReason::error, now);
+    }
+  }
+  if (live.last_token < 0.0) live.usage.first_token_seconds = now - live.submitted;
+  scheduler_.count_token(live, now);
+  ++live.usage.n_output;
+  ++stats_.output_tokens;
+  const auto& own = live.request.stop_tokens;
+  event.is_end_token =
+      (!live.request.ignore_eos && std::find(info_.eos_ids.begin(), info_.eos_ids.end(), event.token) != info_.eos_ids.end()) ||
+      std::find(own.begin(), own.end(), event.token) != own.end();
+  if (event.is_end_token) return end(live, std::move(event), FinishReason::stop, now);
+  live.sequence.tokens.push_back(event.token);
+  if (live.counts_tokens()) live.count(event.token, false);
+  if (live.sequence.n_tokens() >= live.max_total) return end(live, std::move(event), FinishReason::length, now);
+  event.request = live.id;
+  if (live.usage.n_output == 1) event.prompt_logprobs = std::move(live.prompt_logprobs);
+  pending_.push_back({&live, std::move(event)});
+}
+
+void EngineCore::end(Live& live, TokenEvent event, FinishReason reason, double now) {
+  scheduler_.remove(live);
+  live.ended = true;
+  event.request = live.id;
+  event.finish = reason;
+  if (live.usage.n_output <= 1) event.prompt_logprobs = std::move(live.prompt_logprobs);
+  event.usage = live.usage;
+  event.usage.n_cached = live.n_cached;
+  event.usage.n_preempted = live.n_preempted;
+  event.usage.queued_seconds = (live.first_step >= 0.0 ? live.first_step : now) - live.submitted;
+  event.usage.seconds = now - live.submitted;
+  pending_.push_back({&live, std::move(event)});
+
+  ClassStats& counts = stats_.classes[static_cast<size_t>(live.priority)];
+  ++(reason == FinishReason::cancelled                                ? counts.cancelled
+     : reason == FinishReason::stop || reason == FinishReason::length ? counts.finished
+                                                                      : counts.failed);
+  if (live.first_step >= 0.0) {
+    stats_.prompt_tokens += live.n_prompt;
+    stats_.cached_prompt_tokens += live.n_cached;
+    if (last_end_ >= 0.0) seconds_per_request_ += 0.2 * (now - last_end_ - seconds_per_request_);
+    last_end_ = now;
+  }
+  const auto found = live_.find(live.id);
+  ended_.push_back(std::move(found->second));
+  live_.erase(found);
+}
+
+// The device failed: nothing is known of what the step wrote.
+void EngineCore::fail_step(const char* why, double now) {
+  scheduler_.abandon();
+  for (Live* live : in_step_) {
+    if (live->ended) continue;
+    live->publishes = false;
+    end(*live, {.error = why}, FinishReason::error, now);
+  }
+}
+
+void EngineCore::flush() {
+  if (pending_.empty()) return;
+  for (Pending& pending : pending_) {
+    if (!pending.live->on_event) continue;
+    try {
+      pending.live->on_event(pending.event);
+    } catch (...) {  // a receiver that fails wants no more
+      pending.live->on_event = nullptr;
+      unwanted_.push_back(pending.event.request);
+    }
+  }
+  pending_.clear();
+  ended_.clear();
+  if (after_step_) after_step_();
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats s = stats_;
+  for (size_t c = 0; c < kPriorities; ++c) {
+    const auto& counts = scheduler_.counts(static_cast<Priority>(c));
+    s.classes[c].waiting = counts.waiting;
+    s.classes[c].running = counts.running;
+    s.classes[c].preempted = counts.preempted;
+    s.classes[c].promises_kept = counts.promises_kept;
+    s.classes[c].promises_broken = counts.promises_broken;
+  }
+  s.blocks_total = pool_.n_blocks();
+  s.blocks_used = pool_.n_blocks() - pool_.n_free();
+  s.blocks_cached = pool_.n_cached();
+  return s;
+}
+
+}  // namespace cachalot

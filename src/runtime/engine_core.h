@@ -1,0 +1,99 @@
+// EngineCore: the engine without its thread. Each step() asks the scheduler for a plan, runs it on the model, and turns the drawn tokens
+// into events. Integers and host memory only, with the time given by a clock, so that it can be simulated.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <queue>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cachalot/engine.h"
+#include "runtime/scheduler.h"
+#include "runtime/step_model.h"
+
+namespace cachalot {
+
+struct CoreOptions {
+  bool prefix_cache = true;
+  ClassTargets targets[kPriorities];
+  double ageing_seconds = 20.0, ageing_quantum = 1.0;
+  bool check_invariants = false;  // in every step: slow
+};
+
+// What is wrong with a request, as an exception; otherwise nothing happens. For the caller of EngineCore::add().
+void check_request(const Request& request, const EngineInfo& info);
+
+class EngineCore {
+ public:
+  using Clock = std::function<double()>;  // seconds
+  EngineCore(std::unique_ptr<StepModel> model, const CoreOptions& options, Clock clock);
+  ~EngineCore();
+
+  // The request has passed check_request(). `submitted` in the clock's time.
+  void add(RequestId id, Request request, Engine::OnEvent on_event, double submitted);
+  void cancel(RequestId id);
+  void cancel_all();
+  [[nodiscard]] bool has_work() const { return !live_.empty() || !pending_.empty(); }
+  // Passes on what has happened, and runs one step when there is something to run. Callbacks must not call back into this object.
+  void step();
+  void after_step(std::function<void()> hook) { after_step_ = std::move(hook); }
+
+  [[nodiscard]] const EngineInfo& info() const { return info_; }
+  [[nodiscard]] EngineStats stats() const;  // `refused` and last_step_age_seconds are the caller's to know
+  [[nodiscard]] double seconds_per_request() const { return seconds_per_request_; }  // between ends of requests; 0: unknown
+  [[nodiscard]] const BlockPool& pool() const { return pool_; }
+  [[nodiscard]] const Scheduler& scheduler() const { return scheduler_; }
+
+ private:
+  struct Live;
+  struct Pending {
+    Live* live;
+    TokenEvent event;
+  };
+  struct Deadline {
+    double when;
+    RequestId request;
+    bool operator>(const Deadline& other) const { return when > other.when; }
+  };
+
+  void expire(double now);
+  void run(const StepPlan& plan, double now);
+  void want_rows(Live& live, const StepPlan::Item& item);
+  [[nodiscard]] SampleParams params_of(Live& live) const;
+  void take_row(Live& live, int position, Sampled sampled, double now);
+  void take_token(Live& live, Sampled sampled, double now);
+  void end(Live& live, TokenEvent event, FinishReason reason, double now);
+  void fail_step(const char* why, double now);
+  void flush();
+
+  std::unique_ptr<StepModel> model_;
+  CoreOptions options_;
+  Clock clock_;
+  EngineInfo info_;
+  BlockPool pool_;
+  Scheduler scheduler_;
+  std::unordered_map<RequestId, std::unique_ptr<Live>> live_;
+  std::vector<std::unique_ptr<Live>> ended_;  // until their events are passed on
+  std::vector<Pending> pending_;
+  std::vector<RequestId> unwanted_;  // to be cancelled before the next step
+  std::priority_queue<Deadline, std::vector<Deadline>, std::greater<>> deadlines_;
+  std::function<void()> after_step_;
+  EngineStats stats_;
+  double last_end_ = -1.0, seconds_per_request_ = 0.0;
+
+  // Of the running step.
+  struct Row {
+    Live* live;
+    int position;  // of the row; its logits are about the token after it
+  };
+  std::vector<StepItem> items_;
+  std::vector<Live*> in_step_;
+  std::vector<Row> rows_;
+  std::vector<SampleParams> params_;
+  std::vector<TokenBias> scored_;  // one per row of params_ that scores a prompt token
+  std::vector<Sampled> sampled_;
+};
+
+}  // namespace cachalot

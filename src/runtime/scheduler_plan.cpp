@@ -1,0 +1,119 @@
+// Scheduler: how the rows of a step are shared out, and what happens when pages run out on the way.
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "runtime/scheduler.h"
+
+namespace cachalot {
+namespace {
+
+constexpr int kMinChunk = 16;  // prompt rows that a step takes in any case, so that prompts move
+// Tokens of a stream without a target of its own come at most this many times slower than without prompts beside it.
+constexpr double kDefaultSlowdown = 5.0;
+constexpr double kMargin = 0.9;  // of a target, since costs are estimates
+
+}  // namespace
+
+const StepPlan& Scheduler::plan(double now) {
+  CACHALOT_CHECK(!plan_is_open_, "the step before is not committed");
+  plan_.items.clear();
+  plan_.copies.clear();
+  plan_.n_decode_rows = plan_.n_prompt_rows = 0;
+  if (n_waiting_ > 0) admit(now);
+  order_ = running_;
+  plan_decodes(now);
+  plan_prompts(now);
+  for (const StepPlan::Item& item : plan_.items) item.task->last_step = now;
+  plan_is_open_ = true;
+  return plan_;
+}
+
+void Scheduler::commit(double step_seconds) {
+  plan_is_open_ = false;
+  pace_.record(plan_.n_decode_rows, plan_.n_prompt_rows, step_seconds);
+  for (const StepPlan::Item& item : plan_.items)
+    if (caches(*item.task)) publish(*item.task);
+}
+
+Task* Scheduler::memory_victim(double now) const {
+  for (auto r = running_.rbegin(); r != running_.rend(); ++r)
+    if ((*r)->protected_until <= now) return *r;
+  return running_.empty() ? nullptr : running_.back();
+}
+
+// False: the task itself had to yield.
+bool Scheduler::take_pages(Task& task, int n_new, double now) {
+  Sequence& s = task.sequence;
+  const auto wanted = static_cast<size_t>(blocks_of(s.n_computed + n_new));
+  while (wanted > s.blocks.size() && static_cast<int>(wanted - s.blocks.size()) > pool_.n_free()) {
+    Task* victim = memory_victim(now);
+    CACHALOT_CHECK(victim != &task || n_running() > 1, "one request does not fit the pool: {} blocks", wanted);
+    preempt(*victim, now);
+    if (victim == &task) return false;
+  }
+  while (s.blocks.size() < wanted) s.blocks.push_back(*pool_.take());
+  return true;
+}
+
+void Scheduler::plan_decodes(double now) {
+  for (Task* task : order_) {
+    if (task->state != Task::State::running || task->n_left() != 1) continue;
+    if (!take_pages(*task, 1, now)) continue;
+    plan_.items.push_back({task, 1, false});
+    ++plan_.n_decode_rows;
+  }
+}
+
+// Prompt rows of this class that keep the gaps between tokens of the streams that are at least as urgent.
+int Scheduler::prompt_rows_beside_decodes(Priority priority) const {
+  double seconds = std::numeric_limits<double>::infinity();
+  for (size_t c = 0; c <= index(priority); ++c) {
+    const bool decodes = std::any_of(plan_.items.begin(), plan_.items.end(),
+                                     [&](const StepPlan::Item& item) { return !item.is_prompt && index(item.task->priority) == c; });
+    if (!decodes) continue;
+    if (const double target = options_.targets[c].token_gap_seconds; target > 0.0)
+      seconds = std::min(seconds, kMargin * target);
+    else if (c == index(Priority::interactive))
+      seconds = std::min(seconds, kDefaultSlowdown * pace_.decode_seconds());
+  }
+  return seconds == std::numeric_limits<double>::infinity() ? options_.max_step_tokens
+                                                            : std::max(kMinChunk, pace_.prompt_rows_within(seconds));
+}
+
+void Scheduler::plan_prompts(double now) {
+  int limit = options_.max_step_tokens;  // of prompt rows in this step, for the class at hand and those below
+  int n_scored = 0;
+  Priority at = Priority::interactive;
+  bool limit_is_set = false;
+  for (Task* task : order_) {
+    if (task->state != Task::State::running || task->n_left() <= 1) continue;
+    if (!limit_is_set || task->priority != at) {
+      at = task->priority;
+      limit = std::min(limit, prompt_rows_beside_decodes(at));
+      limit_is_set = true;
+    }
+    const int budget = options_.max_step_tokens - plan_.n_decode_rows - plan_.n_prompt_rows;
+    int n_new = std::min(limit - plan_.n_prompt_rows, budget);
+    // Whoever got nothing for long gets a little: others may keep promises for ever.
+    if (n_new <= 0 && now - task->last_step > options_.ageing_seconds) n_new = std::min(kMinChunk, budget);
+    n_new = std::min(n_new, task->n_left());
+    if (task->scores_prompt) n_new = std::min(n_new, options_.max_scored_rows - n_scored);
+    if (n_new <= 0) continue;
+    // A chunk that is not the last ends on a multiple of kMinChunk rows, which kernels like.
+    if (n_new > kMinChunk && n_new < task->n_left()) n_new -= (task->sequence.n_computed + n_new) % kMinChunk;
+    if (!take_pages(*task, n_new, now)) continue;
+    if (task->scores_prompt) n_scored += n_new;
+    plan_.items.push_back({task, n_new, true});
+    plan_.n_prompt_rows += n_new;
+    // While this prompt is read, those of lower classes only get the time that its first token can spare.
+    const double target = options_.targets[index(task->priority)].first_token_seconds;
+    if (target > 0.0 && task->last_token < 0.0 && pace_.row_seconds() > 0.0) {
+      const double spare = task->submitted + kMargin * target - now - task->n_left() * pace_.row_seconds();
+      const double rows = std::clamp(spare / 2.0 / pace_.row_seconds(), 0.0, double{1 << 20});
+      limit = std::min(limit, plan_.n_prompt_rows + static_cast<int>(rows));
+    }
+  }
+}
+
+}  // namespace cachalot

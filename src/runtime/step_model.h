@@ -1,0 +1,63 @@
+// StepModel: what the engine runs steps on: a decoder with its KV pages, or a stand-in without weights.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/sampling.h"
+#include "runtime/runner.h"
+#include "runtime/scheduler.h"
+
+namespace cachalot {
+
+struct ModelFacts {
+  std::string name;  // for people
+  int vocab = 0;
+  std::vector<int> eos_ids;
+  int max_context = 0;                  // tokens of one request; the pages hold at least one such
+  int n_blocks = 0, block_tokens = 16;  // KV pages
+  int max_requests = 1;                 // in one step
+  int max_step_tokens = 512;            // rows of a step
+  int max_scored_rows = 64;             // logit rows of a step beside one per request
+  // begin() returns before the step is done, so that events are passed on while it runs.
+  bool runs_ahead = false;
+};
+
+class StepModel {
+ public:
+  virtual ~StepModel() = default;
+  [[nodiscard]] virtual const ModelFacts& facts() const = 0;
+  // Before begin().
+  virtual void copy_page(const PageCopy& copy) = 0;
+  // Starts a step; n_computed of each item's sequence grows by n_new.
+  virtual void begin(std::span<const StepItem> items) = 0;
+  // Waits for the step and draws a token for each of its logit rows: those of the first item, then those of the second, and so on.
+  virtual void finish(std::span<const SampleParams> params, std::span<Sampled> out) = 0;
+};
+
+struct DecoderModelOptions {
+  std::string name;
+  int max_context = 4096, max_requests = 16, max_step_tokens = 512, max_scored_rows = 64;
+  int block_tokens = 16, n_blocks = 0;
+  KvFormat kv_format = KvFormat::f32;
+  MlaForm form = MlaForm::automatic;
+};
+// Both arguments must outlive it.
+std::unique_ptr<StepModel> make_decoder_model(Ops& ops, const Decoder& decoder, const DecoderModelOptions& options);
+
+// A stand-in that repeats the prompt, for tests of what is around a model. A step takes as long as these numbers say, by sleeping.
+struct StubOptions {
+  std::string name = "stub";
+  int vocab = 1024, eos_id = 1;
+  int answer_tokens = -1;  // then comes the end token; -1: as many as the prompt has
+  int max_context = 4096, max_requests = 16, max_step_tokens = 512, block_tokens = 16;
+  int n_blocks = 0;                                                        // 0: as many as all requests can need
+  double step_seconds = 0.0, decode_row_seconds = 0.0, row_seconds = 0.0;  // per step, per generating request, per prompt token
+  std::function<void(double seconds)> sleep;                               // takes the place of sleeping
+};
+std::unique_ptr<StepModel> make_stub_model(StubOptions options);
+
+}  // namespace cachalot
