@@ -12,7 +12,7 @@ declare -A allowed=(
   [convert]="io model text tensor base" [eval]="runtime model text io ops tensor base"
   [quant]="eval runtime model text io ops tensor base"
   [server]="text grammar base"
-  [cli]="base tensor io text grammar ops cpu cuda model runtime convert quant eval server"
+  [cli]="web base tensor io text grammar ops cpu cuda model runtime convert quant eval server"
 )
 errors=0
 complain() { echo "$1: $2" >&2; errors=$((errors + 1)); }
