@@ -1,8 +1,10 @@
 // Absorbed MLA over fp8 cache rows (ops/kv_layout.h: 512 codes, 4 scales, 64 rope numbers in bf16; 656 bytes), for 16 heads of one row.
-// The codes go to the tensor cores as f16, which holds them exactly: one instruction converts two. Scales never touch single numbers: a
-// key's scale of a group multiplies the group's part of the score, and, for the values, the softmax weight of that key. Rows lie in
-// shared memory as in the cache, 656 bytes apart, which spreads both ways of reading them over all banks, so that a copy takes as many
-// rows at once as a page holds. Per 64 keys: 42 kB from memory against 1,024 conversions and 576 mma per warp pair.
+// The codes go to the tensor cores as f16, which holds them exactly. Scales never touch single numbers: a key's scale of a group multiplies
+// the group's part of the score, and, for the values, the softmax weight of that key. Rows lie in shared memory as in the cache, 656 bytes
+// apart, which spreads both ways of reading them over all banks, so that a copy takes as many rows at once as a page holds.
+// What limits is the number of instructions, so nothing is computed twice: per 64 keys a warp scores 16 keys over half of the columns,
+// turns the scores of 2 heads into weights, and weighs 64 of the 512 value columns. The last runs one block of keys behind, so that one
+// barrier per block serves both exchanges.
 #include "cuda/mla_decode.cuh"
 #include "ops/kv_layout.h"
 
@@ -10,25 +12,41 @@ namespace cachalot::cuda {
 namespace {
 
 constexpr int kHeads = 16, kKeys = 64, kRow = 656, kScalesAt = 512, kRopeAt = 528, kThreads = 256, kStages = 4;
-constexpr int kStageBytes = kKeys * kRow, kScorePitch = 72, kScoreFloats = 2 * kHeads * kScorePitch;
-constexpr int kSharedBytes = kStages * kStageBytes + 2 * kScoreFloats * 4;
+static_assert(kScalesAt == kMlaV && kRopeAt == kScalesAt + 4 * (kMlaV / kKvScaleGroup));
+constexpr int kStageBytes = kKeys * kRow, kScorePitch = 72, kScoreFloats = 2 * kHeads * kScorePitch, kWeightPitch = 72;
+// What the warps exchange per block of keys, besides scores; two of them in turn.
+struct Exchange {
+  __half weights[kHeads][kWeightPitch];  // of the softmax, relative to the largest score so far
+  __half2 scales[4][kKeys / 2];          // of the keys' groups, in units
+  float keep[kHeads], keep_unit[4];      // what sums so far are to be multiplied with
+};
+constexpr int kSharedBytes = kStages * kStageBytes + 2 * kScoreFloats * 4 + 2 * static_cast<int>(sizeof(Exchange));
 static_assert(kRow == static_cast<int>(fp8_row_bytes(kMlaV, kMlaK - kMlaV)));
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// Four codes as two pairs of f16.
+// Four codes as two pairs of f16. One instruction for two codes; moving the bits by hand takes seven for four and was a fifth slower.
 __device__ __forceinline__ void unpack_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
-#if __CUDA_ARCH__ >= 900
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
-#endif
 }
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t out;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
+}
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
 }
 __device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -113,6 +131,7 @@ struct Query {
     }
   }
 };
+#endif
 
 __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_constant__ AttendArgs a) {
 #if __CUDA_ARCH__ >= 900
@@ -120,6 +139,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_const
   __shared__ uint64_t full[kStages];
   __shared__ int found[3];
   float* scores = reinterpret_cast<float*>(stages + kStages * kStageBytes);  // [2][2 halves][16][72]
+  Exchange* exchanges = reinterpret_cast<Exchange*>(scores + 2 * kScoreFloats);
   pdl_trigger();
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int row = static_cast<int>(blockIdx.x), head0 = static_cast<int>(blockIdx.y) * kHeads, split = static_cast<int>(blockIdx.z);
@@ -157,89 +177,84 @@ __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_const
       *reinterpret_cast<uint4*>(stage + i * 16) = make_uint4(0, 0, 0, 0);
   };
   // Blocks that earlier steps wrote need not wait for the kernels before this one.
-  const int n_early = min(kStages - 1, context.n_old / kKeys - first);
+  const int n_early = min(2, context.n_old / kKeys - first);
   for (int i = 0; i < n_early; ++i) copy(first + i);
   pdl_wait();
-  for (int i = max(n_early, 0); i < kStages - 1; ++i) copy(first + i);
+  for (int i = max(n_early, 0); i < 2; ++i) copy(first + i);
   const int half = warp & 1, quarter = warp >> 1;
   Query query;
   query.load(static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kMlaK, a.heads - head0, half, g, c);
 
-  const float scale = a.scale * kLog2E;  // scores in powers of two
-  const int group = warp >> 1;           // of the 64 value columns that this warp weighs
-  float acc[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, unit = 0.0f;  // acc is in multiples of unit
-  for (int block = first; block < last; ++block) {
+  __syncthreads();  // zeros in place of rows that are not there
+
+  const float scale = a.scale * kLog2E;                // scores in powers of two
+  float acc[8][4] = {};                                // this warp's 64 columns, in multiples of the unit of their group
+  float largest = -INFINITY, sum = 0.0f, unit = 0.0f;  // of head 2 warp + lane / 16; of group `warp` (warps 0 to 3)
+  for (int block = first; block <= last; ++block) {
     const uint8_t* rows = stages + (block - first) % kStages * kStageBytes;
     float* block_scores = scores + (block & 1) * kScoreFloats;
-    barrier_wait(&full[(block - first) % kStages], static_cast<uint32_t>((block - first) / kStages) & 1u);
-    float s[2][4];
-    query.score(rows + quarter * 16 * kRow, half, g, c, s);
+    if (block < last) {
+      barrier_wait(&full[(block - first) % kStages], static_cast<uint32_t>((block - first) / kStages) & 1u);
+      float s[2][4];
+      query.score(rows + quarter * 16 * kRow, half, g, c, s);
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+      for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<float2*>(block_scores + (half * kHeads + g + 8 * h) * kScorePitch + quarter * 16 + n * 8 + 2 * c) =
-            make_float2(s[n][2 * h], s[n][2 * h + 1]);
-    __syncthreads();  // all scores are there, and everyone is done with the block before, whose stage is filled again
-    copy(block + kStages - 1);
+        for (int h = 0; h < 2; ++h)
+          *reinterpret_cast<float2*>(block_scores + (half * kHeads + g + 8 * h) * kScorePitch + quarter * 16 + n * 8 + 2 * c) =
+              make_float2(s[n][2 * h], s[n][2 * h + 1]);
+    }
+    __syncthreads();  // scores of this block and weights of the one before are there; the one before that is done with
+    copy(block + 2);
+    if (block < last) {
+      Exchange& to_all = exchanges[block & 1];
+      const int head = 2 * warp + (lane >> 4), key = 4 * (lane & 15);
+      const float4 x = *reinterpret_cast<const float4*>(block_scores + head * kScorePitch + key),
+                   y = *reinterpret_cast<const float4*>(block_scores + (kHeads + head) * kScorePitch + key);
+      float p[4] = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+      const int n = context.n_keys - block * kKeys - key;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[i] = i < n ? p[i] * scale : -INFINITY;
+      float peak = fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3]));
+#pragma unroll
+      for (int m = 8; m > 0; m >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, m));
+      peak = fmaxf(peak, largest);
+      const float keep = exp2_fast(largest - peak);
+      largest = peak;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[i] = exp2_fast(p[i] - peak);
+      sum = fmaf(sum, keep, (p[0] + p[1]) + (p[2] + p[3]));
+      *reinterpret_cast<uint2*>(&to_all.weights[head][key]) = make_uint2(pack_f16(p[0], p[1]), pack_f16(p[2], p[3]));
+      if ((lane & 15) == 0) to_all.keep[head] = keep;
+      if (warp < 4) {
+        const uint8_t* at = rows + 2 * lane * kRow + kScalesAt + 4 * warp;
+        const float u = *reinterpret_cast<const float*>(at), v = *reinterpret_cast<const float*>(at + kRow);
+        const float most = fmaxf(unit, __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fmaxf(u, v)))));  // scales are positive
+        const float per_unit = 1.0f / most;
+        to_all.scales[warp][lane] = __floats2half2_rn(u * per_unit, v * per_unit);
+        if (lane == 0) to_all.keep_unit[warp] = unit * per_unit;
+        unit = most;
+      }
+    }
+    if (block == first) continue;
 
-    // Every warp: the weights of all 64 keys.
-    float p[2][16], peak[2] = {-INFINITY, -INFINITY}, key_scale[16], peak_scale = unit;
-    const bool whole = (block + 1) * kKeys <= context.n_keys;
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float* at = block_scores + (g + 8 * h) * kScorePitch + j * 8 + 2 * c;
-        const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + kHeads * kScorePitch);
-        p[h][2 * j] = (x.x + y.x) * scale, p[h][2 * j + 1] = (x.y + y.y) * scale;
-        if (!whole) {
-          const int key = block * kKeys + j * 8 + 2 * c;
-          if (key >= context.n_keys) p[h][2 * j] = -INFINITY;
-          if (key + 1 >= context.n_keys) p[h][2 * j + 1] = -INFINITY;
-        }
-        peak[h] = fmaxf(peak[h], fmaxf(p[h][2 * j], p[h][2 * j + 1]));
-      }
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      key_scale[j] = *reinterpret_cast<const float*>(rows + ((j >> 1) * 8 + 2 * c + (j & 1)) * kRow + kScalesAt + 4 * group);
-      peak_scale = fmaxf(peak_scale, key_scale[j]);
-    }
-    peak_scale = fmaxf(peak_scale, __shfl_xor_sync(~0u, peak_scale, 1));
-    peak_scale = fmaxf(peak_scale, __shfl_xor_sync(~0u, peak_scale, 2));
-    const float per_unit = 1.0f / peak_scale, kept_unit = unit * per_unit;
-    unit = peak_scale;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) key_scale[j] *= per_unit;
-    float keep[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 1));
-      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 2));
-      peak[h] = fmaxf(peak[h], largest[h]);
-      keep[h] = exp2f(largest[h] - peak[h]);
-      largest[h] = peak[h];
-      float add = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const float weight = exp2f(p[h][j] - peak[h]);
-        add += weight;
-        p[h][j] = weight * key_scale[j];
-      }
-      sum[h] = sum[h] * keep[h] + add;
-      keep[h] *= kept_unit;
-    }
-    if (keep[0] != 1.0f || keep[1] != 1.0f) {
+    // Transposed reads of 8 keys x 8 pairs of columns: a word holds two keys of two neighbouring columns. Tile n of acc holds the even or
+    // odd ones of 16 columns.
+    const Exchange& from = exchanges[(block - 1) & 1];
+    const uint8_t* values = stages + (block - 1 - first) % kStages * kStageBytes;
+    const float keep[2] = {from.keep[g] * from.keep_unit[quarter], from.keep[g + 8] * from.keep_unit[quarter]};
+    if (__any_sync(~0u, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
       for (int n = 0; n < 8; ++n) acc[n][0] *= keep[0], acc[n][1] *= keep[0], acc[n][2] *= keep[1], acc[n][3] *= keep[1];
     }
-    // Transposed reads of 8 keys x 8 pairs of columns: a word holds two keys of two neighbouring columns. Tile n of acc holds the even or
-    // odd ones of 16 columns.
-    const uint8_t* v_at = rows + ((lane & 7) + (lane >> 3 & 1) * 8) * kRow + warp * 64 + (lane >> 4) * 16;
+    const uint8_t* v_at = values + ((lane & 7) + (lane >> 3 & 1) * 8) * kRow + warp * 64 + (lane >> 4) * 16;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint32_t pa[4] = {pack_f16(p[0][4 * j], p[0][4 * j + 1]), pack_f16(p[1][4 * j], p[1][4 * j + 1]),
-                              pack_f16(p[0][4 * j + 2], p[0][4 * j + 3]), pack_f16(p[1][4 * j + 2], p[1][4 * j + 3])};
+      uint32_t p[4];
+      ldmatrix4(p, &from.weights[lane & 15][j * 16 + (lane >> 4) * 8]);
+      const auto* key_scales = reinterpret_cast<const uint32_t*>(from.scales[quarter]) + j * 8 + c;
+      const uint32_t low = key_scales[0], high = key_scales[4];
+      p[0] = mul_f16x2(p[0], low), p[1] = mul_f16x2(p[1], low), p[2] = mul_f16x2(p[2], high), p[3] = mul_f16x2(p[3], high);
 #pragma unroll
       for (int d = 0; d < 2; ++d) {
         uint32_t v[4];
@@ -249,20 +264,28 @@ __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_const
           uint32_t even[2], odd[2];
           unpack_codes(__byte_perm(v[2 * n], 0, 0x3120), even[0], odd[0]);
           unpack_codes(__byte_perm(v[2 * n + 1], 0, 0x3120), even[1], odd[1]);
-          mma_f16(acc[4 * d + 2 * n], pa, even[0], even[1]);
-          mma_f16(acc[4 * d + 2 * n + 1], pa, odd[0], odd[1]);
+          mma_f16(acc[4 * d + 2 * n], p, even[0], even[1]);
+          mma_f16(acc[4 * d + 2 * n + 1], p, odd[0], odd[1]);
         }
       }
     }
   }
 
+  // Each head's sum and largest score, each group's unit, to all.
+  float* head_sum = scores;
+  float* head_largest = scores + kHeads;
+  float* group_unit = scores + 2 * kHeads;
+#pragma unroll
+  for (int m = 8; m > 0; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
+  __syncthreads();
+  if ((lane & 15) == 0) head_sum[2 * warp + (lane >> 4)] = sum, head_largest[2 * warp + (lane >> 4)] = largest;
+  if (warp < 4 && lane == 0) group_unit[warp] = unit;
+  __syncthreads();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
     const int head = head0 + g + 8 * h;
     if (head >= a.heads) continue;
-    const float factor = unit / sum[h];
+    const float total = head_sum[g + 8 * h], factor = group_unit[quarter] / total;
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       const int col = head * kMlaV + warp * 64 + n * 8 + 4 * c;
@@ -273,7 +296,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_const
       else
         *reinterpret_cast<uint2*>(to.out + col) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
     }
-    if (a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = largest[h] + log2f(sum[h]);
+    if (a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = head_largest[g + 8 * h] + log2f(total);
   }
 #else
   __trap();

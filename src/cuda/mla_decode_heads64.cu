@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kHeads = 64, kKeys = 64, kThreads = 256, kTiles = kMlaK / 64, kRopeTile = kTiles - 1;
 constexpr int kTileBytes = kWgmmaTileBytes, kStageBytes = kTiles * kTileBytes;
+static_assert(kKeys * 128 == kTileBytes);
 constexpr int kSharedBytes = 3 * kStageBytes + 1024;  // query, two stages, alignment
 
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
