@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -51,11 +52,21 @@ struct Layer {
   FfnWeights ffn;
 };
 
+// The multi-token-prediction layer of DeepSeek-V3 (section 2.2): from what the model knows at a position and the token behind it, the token
+// after that one. Embedding and head are the model's own.
+struct MtpLayer {
+  Constant token_norm, hidden_norm;  // [hidden]
+  Linear combine;                    // [hidden, 2 * hidden]: over normed embedding | normed hidden state
+  Layer layer;
+  Constant norm;  // [hidden], before the head
+};
+
 // The KV pages of every layer.
 using KvLayers = std::span<const KvLayer>;
 
 struct LoadOptions {
   int max_positions = 0;       // rows of the rope table; 0 takes the model's own limit
+  bool mtp = false;            // the prediction layer too, when the checkpoint has one
   bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of f16
   std::function<void(size_t done_bytes, size_t total_bytes)> progress;
   std::function<Linear(std::span<const LinearSource>)> pack;  // takes the place of Ops::pack
@@ -66,13 +77,21 @@ class Decoder {
   // Packs every weight onto `ops`; the checkpoint may be closed afterwards. Throws Error naming the tensor that is missing or misshapen.
   static Decoder load(const Checkpoint& checkpoint, const Config& config, Ops& ops, const LoadOptions& options = {});
 
-  // Runs one step and leaves the logits of batch.logit_rows in `logits`, f32 [n_logits, vocab].
-  void forward(Ops& ops, const Batch& batch, KvLayers kv, View logits) const;
+  // Runs one step and leaves the logits of batch.logit_rows in `logits`, f32 [n_logits, vocab]. `hidden`, when given, f32 [n_tokens,
+  // hidden], receives what predict() wants of each row. kv: one for each layer; further ones are not touched.
+  void forward(Ops& ops, const Batch& batch, KvLayers kv, View logits, View hidden = {}) const;
+  // Runs the prediction layer on rows whose hidden states are known. batch.tokens: for each row the token at its position + 1; positions
+  // and slots are the rows' own. Row r's logits are about the token at its position + 2. hidden f32 [n_tokens, hidden] is replaced by the
+  // layer's own output, from which the token after may be guessed in the same way. `normed`: the layer was trained on hidden states behind
+  // the model's final norm. No file says so; the wrong choice costs right guesses.
+  void predict(Ops& ops, const Batch& batch, const KvLayer& kv, bool normed, View hidden, View logits) const;
 
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] const Linear& embedding() const { return embed_; }
   [[nodiscard]] const Linear& head() const { return lm_head_; }
   [[nodiscard]] const std::vector<Layer>& layers() const { return layers_; }
+  [[nodiscard]] const std::optional<MtpLayer>& mtp() const { return mtp_; }
+  [[nodiscard]] int n_kv_layers() const { return static_cast<int>(layers_.size()) + (mtp_ ? 1 : 0); }  // the prediction layer's is the last
   [[nodiscard]] int max_positions() const { return max_positions_; }
   [[nodiscard]] size_t weight_bytes() const;  // device memory of all packed weights, shared ones once
 
@@ -83,6 +102,7 @@ class Decoder {
   Constant final_norm_, rope_table_;
   Rope rope_;
   std::vector<Layer> layers_;
+  std::optional<MtpLayer> mtp_;
 };
 
 // The halves of one layer, for tools that go through a model that they cannot hold. Errors as for Decoder::load.

@@ -34,6 +34,15 @@ class Loader {
     out.ffn = ffn(l);
     return out;
   }
+  [[nodiscard]] MtpLayer mtp() {
+    MtpLayer out;
+    out.layer = layer(c_.n_layers);
+    out.token_norm = constant(prefix_ + "nextn.enorm.weight", c_.hidden);
+    out.hidden_norm = constant(prefix_ + "nextn.hnorm.weight", c_.hidden);
+    out.combine = linear(prefix_ + "nextn.eh_proj.weight", c_.hidden, 2 * c_.hidden);
+    out.norm = constant(prefix_ + "nextn.shared_head_norm.weight", c_.hidden);
+    return out;
+  }
   [[nodiscard]] AttentionWeights attention(int l) {
     prefix_ = "blk." + std::to_string(l) + ".";
     if (c_.mla) return mla();
@@ -133,6 +142,8 @@ Decoder Decoder::load(const Checkpoint& checkpoint, const Config& config, Ops& o
     d.lm_head_ = in.linear("output.weight", config.vocab, config.hidden);
   d.final_norm_ = in.constant("output_norm.weight", config.hidden);
   for (int l = 0; l < config.n_layers; ++l) d.layers_.push_back(in.layer(l));
+  const std::string combine = "blk." + std::to_string(config.n_layers) + ".nextn.eh_proj.weight";
+  if (options.mtp && config.n_mtp_layers > 0 && checkpoint.has(combine)) d.mtp_ = in.mtp();
   d.max_positions_ = options.max_positions > 0 ? std::min(options.max_positions, config.max_positions) : config.max_positions;
   d.rope_table_ = ops.constant(rope_table(config.rope, d.max_positions_), d.max_positions_, config.rope.dim);
   d.rope_ = {config.rope.dim, config.rope.interleaved, d.rope_table_.view};
