@@ -1,5 +1,5 @@
-// CpuOps: attention over the pages, in one pass when there are enough tasks, otherwise with the context split among the workers; and the
-// ragged form that attend_expanded is made of.
+// CpuOps: attention over the pages, each task by one worker when there are enough of them, otherwise with its context split among the
+// workers. The expanded form of latent attention is in attention_expanded.cpp.
 #include <algorithm>
 
 #include "cpu/attention_core.h"
@@ -7,6 +7,9 @@
 
 namespace cachalot::cpu {
 namespace {
+
+constexpr int kMaxQueries = 128;                  // of a task
+constexpr size_t kPartsBytes = size_t{16} << 20;  // of partial sums, before whole groups are split rather than partitions
 
 // Where rows [begin, begin + n) of a sequence lie: calls f(slot, first, count) for each run within a page.
 template <typename Function>
@@ -23,121 +26,109 @@ void for_each_page(const Batch& batch, int seq, int begin, int n, int block_toke
   }
 }
 
-// Into the second cache. Not the builtin: GCC takes a function that does nothing else for one without effect and drops its calls.
-void prefetch_line(const std::byte* p) {
-#if defined(__x86_64__)
-  __asm__ volatile("prefetcht1 %0" : : "m"(*p));
-#else
-  __builtin_prefetch(p, 0, 2);
-#endif
-}
-
-// Up to here each page is converted as it is read, for all queries at once in registers; with more it is copied to f32 first.
-constexpr int kDirectQueries = 8;
-
-// One KV head of one sequence in the pages.
+// The rows of a KV head in the pages: read in place, or converted to f32 when the kernels do not read their format or width.
 struct Pages {
-  const KernelTable& kernels;
+  const KernelTable& table;
   const Attn& attn;
   const AttentionShape& shape;
-  const AttentionTask& task;
-  AttentionMemory& m;
+  bool in_place;
 
-  [[nodiscard]] Element element() const { return element_of(attn.kv.layout.format); }
-  [[nodiscard]] size_t row_bytes(bool values) const {
-    return values && !attn.kv.layout.v_is_k_prefix ? attn.kv.layout.v_row_bytes() : attn.kv.layout.k_row_bytes();
-  }
-  // Calls f(rows, first, count) for each run of keys, or of values, within a page.
+  Pages(const KernelTable& kernels, const Attn& a, const AttentionShape& s)
+      : table(kernels), attn(a), shape(s), in_place(s.element == element_of(a.kv.layout.format) && s.v() == s.v_dim) {}
+
+  [[nodiscard]] bool separate_values() const { return !attn.kv.layout.v_is_k_prefix; }
+  [[nodiscard]] size_t number_bytes() const { return size_of(dtype_of(attn.kv.layout.format)); }
+
+  // Calls f(rows, stride, first, count) for each run of keys, or of values, within a page.
   template <typename Function>
-  void for_each_run(bool values, int begin, int n, const Function& f) const {
+  void for_each_run(const AttentionTask& task, bool values, int begin, int n, const Function& f) const {
     const KvLayout& layout = attn.kv.layout;
-    const bool from_v = values && !layout.v_is_k_prefix;
-    const size_t head =
-        static_cast<size_t>(task.kv_head) * static_cast<size_t>(from_v ? layout.v_dim : layout.k_dim) * size_of(dtype_of(layout.format));
+    const bool from_v = values && separate_values();
+    const size_t head = static_cast<size_t>(task.kv_head) * static_cast<size_t>(from_v ? layout.v_dim : layout.k_dim) * number_bytes();
+    const size_t stride = from_v ? layout.v_row_bytes() : layout.k_row_bytes();
     const auto* const pages = static_cast<const std::byte*>(from_v ? attn.kv.v : attn.kv.k);
     for_each_page(*attn.batch, task.seq, begin, n, layout.block_tokens,
-                  [&](size_t slot, int first, int count) { f(pages + slot * row_bytes(values) + head, first, count); });
+                  [&](size_t slot, int first, int count) { f(pages + slot * stride + head, stride, first, count); });
+  }
+  void point(const AttentionTask& task, bool values, int begin, int n, const void** rows) const {
+    for_each_run(task, values, begin, n, [&](const std::byte* run, size_t stride, int first, int count) {
+      for (int i = 0; i < count; ++i) rows[first + i] = run + static_cast<size_t>(i) * stride;
+    });
+  }
+  void copy(const AttentionTask& task, bool values, int begin, int n, int dim, int padded, std::byte* memory, const void** rows) const {
+    auto* const to = reinterpret_cast<float*>(memory);
+    for_each_run(task, values, begin, n, [&](const std::byte* run, size_t stride, int first, int count) {
+      table.load_rows(element_of(attn.kv.layout.format), run, stride, count, dim, to + static_cast<int64_t>(first) * padded, padded);
+    });
+    for (int i = 0; i < n; ++i) {
+      float* const row = to + static_cast<int64_t>(i) * padded;
+      std::fill(row + dim, row + padded, 0.0f);
+      rows[i] = row;
+    }
   }
 
-  // Copied: the load of a CopiedSource.
-  ValueTile operator()(int begin, int n) const {
-    for_each_run(false, begin, n, [&](const std::byte* rows, int first, int count) {
-      kernels.load_rows(element(), rows, row_bytes(false), count, shape.k_dim, m.keys + static_cast<int64_t>(first) * shape.padded_k(),
-                        shape.padded_k());
-    });
-    if (attn.kv.layout.v_is_k_prefix) return {m.keys, shape.padded_k()};
-    for_each_run(true, begin, n, [&](const std::byte* rows, int first, int count) {
-      kernels.load_rows(element(), rows, row_bytes(true), count, shape.v_dim, m.values + static_cast<int64_t>(first) * shape.v_dim,
-                        shape.v_dim);
-    });
-    return {m.values, shape.v_dim};
+  void rows(const AttentionTask& task, int begin, int n, AttentionMemory& m) const {
+    if (in_place) {
+      point(task, false, begin, n, m.keys);
+      if (separate_values()) point(task, true, begin, n, m.values);
+    } else {
+      copy(task, false, begin, n, shape.k_dim, shape.k_dim, m.key_copies, m.keys);
+      if (separate_values() || shape.v() != shape.v_dim) copy(task, true, begin, n, shape.v_dim, shape.v(), m.value_copies, m.values);
+    }
+    if (!separate_values() && shape.v() == shape.v_dim) std::copy_n(m.keys, n, m.values);
   }
-
-  // Asks for the rows of a tile ahead of their use: a head's part of a row is too short, and too far from the next, for the hardware to
-  // see.
-  void prefetch(bool values, int begin, int n) const {
-    const int dim = values ? shape.v_dim : shape.k_dim;
-    const size_t bytes = static_cast<size_t>(dim) * size_of(dtype_of(attn.kv.layout.format)), step = row_bytes(values);
-    for_each_run(values, begin, n, [&](const std::byte* rows, int, int count) {
-      for (int r = 0; r < count; ++r)
-        for (size_t b = 0; b < bytes; b += 64) prefetch_line(rows + static_cast<size_t>(r) * step + b);
-    });
-  }
-  // Direct: a source of attend_partition.
-  void score(int at, int n) const {
-    if (at == task.begin) prefetch(false, at, n);
-    for_each_run(false, at, n, [&](const std::byte* rows, int first, int count) {
-      if (!attn.kv.layout.v_is_k_prefix) prefetch(true, at + first, count);
-      kernels.gemm[static_cast<int>(element())](
-          {.data = rows, .stride = static_cast<int64_t>(row_bytes(false)), .n_rows = count, .n_cols = shape.k_dim},
-          {.x = m.query_rows, .y = m.score_rows, .y_col = first, .n_tokens = task.n_queries()});
-    });
-  }
-  void add_values(int at, int n) const {
-    for_each_run(true, at, n, [&](const std::byte* rows, int first, int count) {
-      const int next = at + shape.tile() + first;
-      if (next < task.end) prefetch(false, next, std::min(count, task.end - next));
-      kernels.weighted_sum[static_cast<int>(element())]({.p = m.scores + first,
-                                                         .p_stride = shape.tile(),
-                                                         .v = rows,
-                                                         .v_stride = static_cast<int64_t>(row_bytes(true)),
-                                                         .o = m.part,
-                                                         .o_stride = shape.v_dim,
-                                                         .correction = m.correction,
-                                                         .n_rows = task.n_queries(),
-                                                         .n_values = count,
-                                                         .dim = shape.v_dim});
-      std::fill_n(m.correction, task.n_queries(), 1.0f);
-    });
+  void ahead(const AttentionTask& task, int begin, AttentionMemory& m, AttentionTile& tile) const {
+    const int n = std::min(kTileRows, task.end - begin);
+    point(task, false, begin, n, m.ahead[0]);
+    tile.ahead[0] = m.ahead[0];
+    tile.ahead_bytes[0] = shape.k_dim * static_cast<int>(number_bytes());
+    if (separate_values()) {
+      point(task, true, begin, n, m.ahead[1]);
+      tile.ahead[1] = m.ahead[1];
+      tile.ahead_bytes[1] = shape.v_dim * static_cast<int>(number_bytes());
+    }
+    tile.n_ahead = n;
   }
 };
 
-// Calls f(source) with the way of reading that suits the task.
+// Writes the result of one query of a task.
+void write_query(const AttentionShape& shape, const AttentionTask& task, const Sums& sums, int query, const View& out) {
+  float* const to =
+      out.row<float>(task.first_row + query / task.n_heads) + static_cast<int64_t>(task.first_head + query % task.n_heads) * shape.v_dim;
+  shape.kernels.write_row(sums.out + static_cast<int64_t>(query) * shape.v(), 1.0f / sums.sum[query], shape.v_dim, to);
+}
+
+// Cuts n_q rows x `share` heads into tasks of at most max_queries; calls add(first row, rows, first head, heads).
 template <typename Function>
-void with_source(const Pages& pages, const Function& f) {
-  if (pages.task.n_queries() <= kDirectQueries && pages.shape.padded_k() == pages.shape.k_dim) {
-    f(pages);
-  } else {
-    f(CopiedSource<Pages>{pages.kernels, pages.shape, pages.task, pages.m, pages});
-  }
-}
-
-// Output row of query `index` of a task.
-float* output_of(const AttentionTask& task, const View& out, int v_dim, int index) {
-  return out.row<float>(task.first_row + index / task.n_heads) + static_cast<int64_t>(task.first_head + index % task.n_heads) * v_dim;
-}
-
-void write_output(const float* sum, const SoftmaxState& state, int dim, float* out) {
-  const float factor = 1.0f / state.sum;
-  for (int d = 0; d < dim; ++d) out[d] = sum[d] * factor;
-}
-
-// Cuts n_q rows x `share` heads into tasks of at most kMaxQueries; calls add(first row, rows, first head, heads).
-template <typename Function>
-void cut_queries(int n_q, int share, const Function& add) {
-  const int heads = std::min(share, kMaxQueries), rows = kMaxQueries / heads;
+void cut_queries(int n_q, int share, int max_queries, const Function& add) {
+  const int heads = std::min(share, max_queries), rows = max_queries / heads;
   for (int row = 0; row < n_q; row += rows)
     for (int head = 0; head < share; head += heads) add(row, std::min(rows, n_q - row), head, std::min(heads, share - head));
+}
+
+// Calls add(task) for each task of a call, the rows that see most first.
+template <typename Function>
+void for_each_task(const Attn& attn, int share, int max_queries, const Function& add) {
+  const Rows& rows = attn.rows;
+  const int *q_start = attn.batch->q_start.row<int>(0), *kv_len = attn.batch->kv_len.row<int>(0);
+  for (int s = rows.seq_begin; s < rows.seq_begin + rows.n_seqs; ++s) {
+    if (kv_len[s] <= 0) continue;
+    const int n_q = q_start[s + 1] - q_start[s], first = q_start[s] - rows.row_begin, position = kv_len[s] - n_q;
+    CACHALOT_CHECK(first >= 0 && n_q >= 0 && first + n_q <= rows.n_rows && position >= 0, "sequence {}: {} rows from {} on {} tokens", s,
+                   n_q, q_start[s], kv_len[s]);
+    for (int kv_head = 0; kv_head < attn.kv.layout.heads; ++kv_head) {
+      cut_queries(n_q, share, max_queries, [&](int row, int n_rows, int head, int n_heads) {
+        add(AttentionTask{.seq = s,
+                          .kv_head = kv_head,
+                          .first_head = kv_head * share + head,
+                          .n_heads = n_heads,
+                          .first_row = first + row,
+                          .n_rows = n_rows,
+                          .position = position + row,
+                          .end = position + row + n_rows});
+      });
+    }
+  }
 }
 
 }  // namespace
@@ -154,156 +145,127 @@ void CpuOps::kv_gather(const Attn& attn, int seq, int begin, int n, View out) {
 
 void CpuOps::attend(const Attn& attn, View q, View out) {
   const KvLayout& layout = attn.kv.layout;
-  const Rows& rows = attn.rows;
-  const AttentionShape shape{.k_dim = layout.k_dim, .v_dim = layout.v_dim, .scale = attn.scale};
+  const AttentionShape shape = attention_shape(kernels_, element_of(layout.format), layout.k_dim, layout.v_dim, attn.scale);
   const int heads = q.n_cols() / layout.k_dim, share = heads / layout.heads;
   CACHALOT_CHECK(q.n_cols() == heads * layout.k_dim && heads == share * layout.heads && out.n_cols() == heads * layout.v_dim,
                  "{} query columns, {} output columns, {} KV heads of {} and {}", q.n_cols(), out.n_cols(), layout.heads, layout.k_dim,
                  layout.v_dim);
-  CACHALOT_CHECK(q.n_rows() == rows.n_rows && out.n_rows() == rows.n_rows && q.dtype == DType::f32 && out.dtype == DType::f32);
-  const int *q_start = attn.batch->q_start.row<int>(0), *kv_len = attn.batch->kv_len.row<int>(0);
+  CACHALOT_CHECK(q.n_rows() == attn.rows.n_rows && out.n_rows() == q.n_rows() && q.dtype == DType::f32 && out.dtype == DType::f32);
   const Scope scope(*this);
 
-  int n_tasks = 0, n_covered = 0, longest = 0;
-  const auto for_each_task = [&](const auto& add) {
-    for (int s = rows.seq_begin; s < rows.seq_begin + rows.n_seqs; ++s) {
-      if (kv_len[s] <= 0) continue;
-      const int n_q = q_start[s + 1] - q_start[s], first = q_start[s] - rows.row_begin, position = kv_len[s] - n_q;
-      CACHALOT_CHECK(first >= 0 && n_q >= 0 && first + n_q <= rows.n_rows && position >= 0, "sequence {}: {} rows from {} on {} tokens", s,
-                     n_q, q_start[s], kv_len[s]);
-      for (int kv_head = 0; kv_head < layout.heads; ++kv_head) {
-        cut_queries(n_q, share, [&](int row, int n_rows, int head, int n_heads) {
-          add(AttentionTask{.seq = s,
-                            .kv_head = kv_head,
-                            .first_head = kv_head * share + head,
-                            .n_heads = n_heads,
-                            .first_row = first + row,
-                            .n_rows = n_rows,
-                            .position = position + row,
-                            .begin = 0,
-                            .end = position + row + n_rows});
-        });
-      }
-      n_covered += n_q;
-    }
+  // Large tasks use what they read most often, small ones keep all workers busy.
+  constexpr int kEnoughPerWorker = 4;
+  int max_queries = kMaxQueries, n_tasks = 0, n_covered = 0, longest = 0, most_queries = 0;
+  const auto count = [&] {
+    n_tasks = n_covered = 0;
+    for_each_task(attn, share, max_queries, [&](const AttentionTask& task) {
+      ++n_tasks;
+      longest = std::max(longest, task.end);
+      n_covered += task.n_queries();
+    });
+    return n_tasks < kEnoughPerWorker * pool_->size();
   };
-  for_each_task([&](const AttentionTask& task) {
-    ++n_tasks;
-    longest = std::max(longest, task.end);
-  });
-  if (n_covered != rows.n_rows)
-    for (int r = 0; r < rows.n_rows; ++r) std::fill_n(out.row<float>(r), out.n_cols(), 0.0f);
+  while (count() && max_queries > 32 && attn.batch->max_q > max_queries / share) max_queries /= 2;
+  if (n_covered != attn.rows.n_rows * heads)
+    for (int r = 0; r < out.n_rows(); ++r) std::fill_n(out.row<float>(r), out.n_cols(), 0.0f);
   AttentionTask* const tasks = take<AttentionTask>(static_cast<size_t>(n_tasks));
   int at = 0;
-  for_each_task([&](const AttentionTask& task) { tasks[at++] = task; });
+  for_each_task(attn, share, max_queries, [&](const AttentionTask& task) {
+    tasks[at++] = task;
+    most_queries = std::max(most_queries, task.n_queries());
+  });
 
-  constexpr int kEnoughPerWorker = 4;
   if (n_tasks < kEnoughPerWorker * pool_->size() && longest > kPartition && pool_->size() > 1) {
-    attend_split(attn, {tasks, static_cast<size_t>(n_tasks)}, q, out);
+    attend_split(attn, {tasks, static_cast<size_t>(n_tasks)}, most_queries, q, out);
     return;
   }
+  // From the last: of a prompt's rows those that see most come first, and no long task is left for the end.
+  const Pages pages(kernels_, attn, shape);
+  const int n_workers = pool_->size();
   const auto run = [&](int index, int worker) {
-    const AttentionTask& task = tasks[index];
-    AttentionMemory m(scratch(worker, AttentionMemory::floats(shape)), shape);
-    set_queries(shape, task, q.row<float>(0), q.row_stride(), m);
-    with_source(Pages{kernels_, attn, shape, task, m}, [&](const auto& source) { attend_context(kernels_, shape, task, source, m); });
-    for (int i = 0; i < task.n_queries(); ++i)
-      write_output(m.total + static_cast<int64_t>(i) * shape.v_dim, m.total_state[i], shape.v_dim, output_of(task, out, shape.v_dim, i));
+    const AttentionTask& task = tasks[n_tasks - 1 - index];
+    const Next next = index + n_workers < n_tasks ? Next{&tasks[n_tasks - 1 - index - n_workers], 0} : Next{};
+    AttentionMemory m(scratch(worker, AttentionMemory::floats(shape, most_queries)), shape, most_queries);
+    pack_queries(shape, task, q.row<float>(0), q.row_stride(), 0, task.n_queries(), m.queries);
+    attend_context(shape, task, next, pages, m);
+    for (int query = 0; query < task.n_queries(); ++query) write_query(shape, task, m.total, query, out);
   };
   pool_->run(n_tasks, std::cref(run));
 }
 
-void CpuOps::attend_split(const Attn& attn, std::span<const AttentionTask> tasks, View q, View out) {
-  const AttentionShape shape{.k_dim = attn.kv.layout.k_dim, .v_dim = attn.kv.layout.v_dim, .scale = attn.scale};
-  // Partition p of task i has its parts at index first[i] + p.
-  int* const first = take<int>(tasks.size() + 1);
+void CpuOps::attend_split(const Attn& attn, std::span<const AttentionTask> tasks, int most_queries, View q, View out) {
+  const KvLayout& layout = attn.kv.layout;
+  const AttentionShape shape = attention_shape(kernels_, element_of(layout.format), layout.k_dim, layout.v_dim, attn.scale);
+  const auto n_tasks = static_cast<int>(tasks.size());
+  const auto parts_of = [&](int step) {
+    int n = 0;
+    for (const AttentionTask& task : tasks) n += (task.end + step - 1) / step;
+    return n;
+  };
+  const bool small = static_cast<size_t>(parts_of(kPartition)) * sums_floats(shape, most_queries) * sizeof(float) <= kPartsBytes;
+  const int step = small ? kPartition : kGroup, n_parts = parts_of(step);
+
+  struct Part {
+    int task, begin;
+    Sums sums;
+  };
+  // In the order in which they run: the same context of all tasks, which may be heads of the same pages, at about the same time.
+  Part* const parts = take<Part>(static_cast<size_t>(n_parts));
+  Part** const of_task = take<Part*>(static_cast<size_t>(n_parts));  // by task, then by context
+  int* const first = take<int>(static_cast<size_t>(n_tasks) + 1);
+  float** const queries = take<float*>(static_cast<size_t>(n_tasks));
   first[0] = 0;
-  for (size_t i = 0; i < tasks.size(); ++i) first[i + 1] = first[i] + (tasks[i].end + kPartition - 1) / kPartition;
-  const int n_parts = first[tasks.size()];
-  float** const parts = take<float*>(static_cast<size_t>(n_parts));
-  SoftmaxState** const states = take<SoftmaxState*>(static_cast<size_t>(n_parts));
-  int* const task_of = take<int>(static_cast<size_t>(n_parts));
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const auto n = static_cast<size_t>(tasks[i].n_queries());
-    for (int p = first[i]; p < first[i + 1]; ++p) {
-      parts[p] = take<float>(n * static_cast<size_t>(shape.v_dim));
-      states[p] = take<SoftmaxState>(n);
-      task_of[p] = static_cast<int>(i);
+  int longest = 0;
+  for (int i = 0; i < n_tasks; ++i) {
+    const AttentionTask& task = tasks[static_cast<size_t>(i)];
+    first[i + 1] = first[i] + (task.end + step - 1) / step;
+    longest = std::max(longest, task.end);
+    queries[i] = take<float>(shape.query_floats(task.n_queries()));
+  }
+  for (int begin = 0, n = 0; begin < longest; begin += step) {
+    for (int i = 0; i < n_tasks; ++i) {
+      const AttentionTask& task = tasks[static_cast<size_t>(i)];
+      if (begin >= task.end) continue;
+      Carver carver{take<float>(sums_floats(shape, task.n_queries()))};
+      parts[n] = {i, begin, take_sums(shape, task.n_queries(), carver)};
+      of_task[first[i] + begin / step] = &parts[n++];
     }
   }
+
+  const auto pack = [&](int i, int) {
+    const AttentionTask& task = tasks[static_cast<size_t>(i)];
+    pack_queries(shape, task, q.row<float>(0), q.row_stride(), 0, task.n_queries(), queries[i]);
+  };
+  parallel(n_tasks, n_tasks == 1, pack);
+  const Pages pages(kernels_, attn, shape);
+  const int n_workers = pool_->size();
   const auto run = [&](int index, int worker) {
-    const auto i = static_cast<size_t>(task_of[index]);
-    const AttentionTask& task = tasks[i];
-    AttentionMemory m(scratch(worker, AttentionMemory::floats(shape)), shape);
-    m.part = parts[index];
-    set_queries(shape, task, q.row<float>(0), q.row_stride(), m);
-    const int begin = (index - first[i]) * kPartition;
-    with_source(Pages{kernels_, attn, shape, task, m}, [&](const auto& source) {
-      attend_partition(kernels_, shape, task, begin, std::min(begin + kPartition, task.end), source, m);
-    });
-    std::copy_n(m.part_state, task.n_queries(), states[index]);
+    const Part& part = parts[index];
+    const AttentionTask& task = tasks[static_cast<size_t>(part.task)];
+    const Part* const later = index + n_workers < n_parts ? &parts[index + n_workers] : nullptr;  // likely this worker's next
+    const Next next = later != nullptr ? Next{&tasks[static_cast<size_t>(later->task)], later->begin} : Next{};
+    AttentionMemory m(scratch(worker, AttentionMemory::floats(shape, most_queries)), shape, most_queries);
+    m.queries = queries[part.task];
+    attend_group(shape, task, part.begin, std::min(part.begin + step, task.end), next, pages, m, part.sums);
   };
   pool_->run(n_parts, std::cref(run));
-  const auto merge = [&](int index, int worker) {
-    const AttentionTask& task = tasks[static_cast<size_t>(index)];
-    float* const total = scratch(worker, static_cast<size_t>(shape.v_dim));
-    for (int query = 0; query < task.n_queries(); ++query) {
-      std::fill_n(total, shape.v_dim, 0.0f);
-      SoftmaxState state = kEmptySoftmax;
-      for (int p = first[index]; p < first[index + 1]; ++p)
-        fold(parts[p] + static_cast<int64_t>(query) * shape.v_dim, states[p][query], shape.v_dim, total, state);
-      write_output(total, state, shape.v_dim, output_of(task, out, shape.v_dim, query));
-    }
-  };
-  pool_->run(static_cast<int>(tasks.size()), std::cref(merge));
-}
 
-void CpuOps::attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) {
-  const MlaDims& dims = chunk.dims;
-  const int d_q = dims.nope + dims.rope_dim, d_kv = dims.nope + dims.v_dim, n_q = q.n_rows();
-  CACHALOT_CHECK(latent.n_rows() == kv.n_rows() && n_q == out.n_rows() && n_q == lse.n_rows());
-  CACHALOT_CHECK(q.n_cols() == dims.n_heads * d_q && kv.n_cols() == dims.n_heads * d_kv &&
-                 latent.n_cols() == dims.kv_rank + dims.rope_dim && out.n_cols() == dims.n_heads * dims.v_dim &&
-                 lse.n_cols() == dims.n_heads);
-  CACHALOT_CHECK(q.dtype == DType::f32 && latent.dtype == DType::f32 && kv.dtype == DType::f32 && out.dtype == DType::f32);
-  const AttentionShape shape{.k_dim = d_q, .v_dim = dims.v_dim, .scale = chunk.scale};
-  const int row_blocks = (n_q + kMaxQueries - 1) / kMaxQueries, padded = shape.padded_k();
-  const auto run = [&](int index, int worker) {
-    const int head = index % dims.n_heads, row = index / dims.n_heads * kMaxQueries, n_rows = std::min(kMaxQueries, n_q - row);
-    const int position = chunk.q_position + row - chunk.kv_position;
-    const AttentionTask task{.kv_head = head,
-                             .first_head = head,
-                             .n_heads = 1,
-                             .first_row = row,
-                             .n_rows = n_rows,
-                             .position = position,
-                             .begin = 0,
-                             .end = std::clamp(position + n_rows, 0, kv.n_rows())};
-    AttentionMemory m(scratch(worker, AttentionMemory::floats(shape)), shape);
-    set_queries(shape, task, q.row<float>(0), q.row_stride(), m);
-    const auto load = [&](int begin, int n) {
-      for (int c = 0; c < n; ++c) {
-        float* const key = m.keys + static_cast<int64_t>(c) * padded;
-        std::copy_n(kv.row<float>(begin + c) + static_cast<int64_t>(head) * d_kv, dims.nope, key);
-        std::copy_n(latent.row<float>(begin + c) + dims.kv_rank, dims.rope_dim, key + dims.nope);
+  // Folds the parts in the order of attend_context: partitions into their group, groups into the first.
+  constexpr int kQueriesAtOnce = 8;
+  const int blocks = (most_queries + kQueriesAtOnce - 1) / kQueriesAtOnce, per_group = kGroup / step;
+  const auto merge = [&](int index, int) {
+    const int i = index / blocks, begin = index % blocks * kQueriesAtOnce, n = first[i + 1] - first[i];
+    const AttentionTask& task = tasks[static_cast<size_t>(i)];
+    Part* const* const own = of_task + first[i];
+    for (int query = begin; query < std::min(begin + kQueriesAtOnce, task.n_queries()); ++query) {
+      for (int p = 0; p < n; p += per_group) {
+        for (int other = p + 1; other < std::min(p + per_group, n); ++other) fold(shape, own[other]->sums, own[p]->sums, query);
+        if (p > 0) fold(shape, own[p]->sums, own[0]->sums, query);
       }
-      return ValueTile{kv.row<float>(begin) + static_cast<int64_t>(head) * d_kv + dims.nope, kv.row_stride()};
-    };
-    attend_context(kernels_, shape, task, CopiedSource<decltype(load)>{kernels_, shape, task, m, load}, m);
-    for (int i = 0; i < n_rows; ++i) {
-      const SoftmaxState& state = m.total_state[i];
-      if (state.largest == kEmptySoftmax.largest && state.sum == 0.0f) continue;
-      float* const before = lse.row<float>(row + i) + head;
-      const float here = state.largest + std::log(state.sum), largest = std::max(here, *before);
-      const float total = largest + std::log(std::exp(here - largest) + std::exp(*before - largest));
-      const float keep = std::exp(*before - total), add = std::exp(here - total) / state.sum;
-      float* const to = output_of(task, out, dims.v_dim, i);
-      const float* const sum = m.total + static_cast<int64_t>(i) * dims.v_dim;
-      for (int d = 0; d < dims.v_dim; ++d) to[d] = (keep == 0.0f ? 0.0f : keep * to[d]) + add * sum[d];
-      *before = total;
+      write_query(shape, task, own[0]->sums, query, out);
     }
   };
-  pool_->run(row_blocks * dims.n_heads, std::cref(run));
+  pool_->run(n_tasks * blocks, std::cref(merge));
 }
 
 }  // namespace cachalot::cpu

@@ -1,170 +1,212 @@
-// Attention over tiles of context, shared by the paged and the ragged form. Private to src/cpu.
+// Attention over tiles of context, shared by the paged and the expanded form. Private to src/cpu.
 //
-// A task is M = rows x heads queries that see the same keys. Context passes in tiles (scores, softmax that carries its state, weighted sum)
-// and tiles form partitions of 256 tokens counted from the start of the context. Each partition starts afresh and is then folded into the
-// total in rising order. So a query's result depends on its own context only, whether its partitions ran in one task or in several, and
-// whatever rows came with it: extra tokens of a tile add exact zeros.
+// A task is M = rows x heads queries that see the same keys. Context passes in tiles, tiles form partitions of 256 tokens and partitions
+// groups of 16, all counted from the start of the context. Each partition and each group starts afresh and is then folded into what came
+// before, in rising order. So a query's result depends on its own context only, whether its partitions ran in one task or in several, and
+// whatever queries came with it: tokens of a tile that it does not see add exact zeros.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <limits>
 
 #include "cpu/isa/kernels.h"
 
 namespace cachalot::cpu {
 
-inline constexpr int kPartition = 256;
-inline constexpr int kMaxQueries = 64;  // M of a task
+inline constexpr int kPartition = 256;          // tokens
+inline constexpr int kGroup = 16 * kPartition;  // tokens
 
+template <typename T>
+constexpr T round_up(T n, T multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// What all tasks of a call share.
 struct AttentionShape {
+  const AttentionKernels& kernels;
+  Element element = Element::f32;  // of the rows that the kernels read
   int k_dim = 0, v_dim = 0;
   float scale = 1.0f;
-  [[nodiscard]] int padded_k() const { return (k_dim + kChunk - 1) / kChunk * kChunk; }
-  // Tokens of a tile: its keys take at most 72 KiB, for 576 numbers each.
-  [[nodiscard]] int tile() const { return padded_k() > 256 ? 32 : 64; }
+
+  // As the kernels see it: keys are exact multiples, values may be padded with zeros.
+  [[nodiscard]] int v() const { return round_up(v_dim, kernels.v_multiple); }
+  [[nodiscard]] int element_bytes() const { return element == Element::f32 ? 4 : 2; }
+  [[nodiscard]] int lanes(int n_queries) const { return round_up(n_queries, kernels.lanes); }
+  [[nodiscard]] size_t query_floats(int n_queries) const {
+    return static_cast<size_t>(lanes(n_queries)) * static_cast<size_t>(k_dim / kernels.k_multiple);
+  }
+  [[nodiscard]] size_t out_floats(int n_queries) const { return static_cast<size_t>(round_up(n_queries, 8)) * static_cast<size_t>(v()); }
 };
+
+// The kernels for rows of `stored`, or those of f32 when there are none or the dimensions do not suit them.
+inline AttentionShape attention_shape(const KernelTable& table, Element stored, int k_dim, int v_dim, float scale) {
+  const AttentionKernels& own = table.attention[static_cast<int>(stored)];
+  if (own.attend != nullptr && k_dim % own.k_multiple == 0 && v_dim % own.v_multiple == 0) return {own, stored, k_dim, v_dim, scale};
+  return {table.attention[static_cast<int>(Element::f32)], Element::f32, k_dim, v_dim, scale};
+}
 
 struct AttentionTask {
   int seq = 0, kv_head = 0;
   int first_head = 0, n_heads = 0;  // query heads
   int first_row = 0, n_rows = 0;    // rows of q
   int position = 0;                 // of the first row within the context
-  int begin = 0, end = 0;           // context, begin a multiple of kPartition
+  int end = 0;                      // of the context that the last row sees
   [[nodiscard]] int n_queries() const { return n_heads * n_rows; }
 };
 
-// Values of a tile of context.
-struct ValueTile {
-  const float* data;
-  int64_t stride;
+inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// Sums of exp(score - largest) v over a part of the context, for all queries of a task: out [queries rounded up to 8][v], and the state of
+// the softmax [lanes].
+struct Sums {
+  float *out = nullptr, *largest = nullptr, *sum = nullptr;
 };
 
-inline constexpr SoftmaxState kEmptySoftmax{-std::numeric_limits<float>::infinity(), 0.0f};
-
-// total += part, both sums of exp(score - largest) v with their state.
-inline void fold(const float* part, const SoftmaxState& state, int dim, float* total, SoftmaxState& total_state) {
-  if (state.sum == 0.0f && state.largest == kEmptySoftmax.largest) return;
-  const float largest = std::max(state.largest, total_state.largest);
-  const float keep = std::exp(total_state.largest - largest), add = std::exp(state.largest - largest);
-  for (int d = 0; d < dim; ++d) total[d] = total[d] * keep + part[d] * add;
-  total_state = {largest, total_state.sum * keep + state.sum * add};
+// total += part, of one query.
+inline void fold(const AttentionShape& shape, const Sums& part, const Sums& total, int query) {
+  const float here = part.largest[query], before = total.largest[query];
+  if (here == kNothing && part.sum[query] == 0.0f) return;
+  const float largest = std::max(here, before), keep = std::exp(before - largest), add = std::exp(here - largest);
+  const int64_t row = static_cast<int64_t>(query) * shape.v();
+  shape.kernels.merge(keep, total.out + row, add, part.out + row, shape.v());
+  total.largest[query] = largest;
+  total.sum[query] = total.sum[query] * keep + part.sum[query] * add;
 }
 
-// One worker's memory for a task, carved out of its scratch.
+// Hands out pieces of a worker's memory, each aligned to 64 bytes.
+struct Carver {
+  float* at;
+  float* take(size_t n) {
+    float* const out = at;
+    at += round_up(n, size_t{16});
+    return out;
+  }
+};
+
+// Takes what Sums need for n_queries.
+inline Sums take_sums(const AttentionShape& shape, int n_queries, Carver& carver) {
+  const auto lanes = static_cast<size_t>(shape.lanes(n_queries));
+  return {carver.take(shape.out_floats(n_queries)), carver.take(lanes), carver.take(lanes)};
+}
+inline size_t sums_floats(const AttentionShape& shape, int n_queries) {
+  return round_up(shape.out_floats(n_queries), size_t{16}) + 2 * round_up(static_cast<size_t>(shape.lanes(n_queries)), size_t{16});
+}
+
+// One worker's memory for a task of at most max_queries.
 struct AttentionMemory {
-  AttentionMemory(float* at, const AttentionShape& shape) {
-    const auto take = [&at](int64_t n) {
-      float* out = at;
-      at += (n + 15) / 16 * 16;
-      return out;
-    };
-    const int tile = shape.tile();
-    keys = take(static_cast<int64_t>(tile) * shape.padded_k());
-    values = take(static_cast<int64_t>(tile) * shape.v_dim);
-    scores = take(static_cast<int64_t>(kMaxQueries) * tile);
-    part = take(static_cast<int64_t>(kMaxQueries) * shape.v_dim);
-    total = take(static_cast<int64_t>(kMaxQueries) * shape.v_dim);
-    queries = take(static_cast<int64_t>(kMaxQueries) * shape.padded_k());
-    correction = take(kMaxQueries);
+  AttentionMemory(float* at, const AttentionShape& shape, int max_queries) {
+    Carver c{at};
+    const auto lanes = static_cast<size_t>(shape.lanes(max_queries));
+    queries = c.take(shape.query_floats(max_queries));
+    scores = c.take(lanes * kTileRows);
+    correction = c.take(lanes);
+    visible = reinterpret_cast<int*>(c.take(lanes));
+    key_copies = reinterpret_cast<std::byte*>(c.take(key_floats(shape)));
+    value_copies = reinterpret_cast<std::byte*>(c.take(value_floats(shape)));
+    total = take_sums(shape, max_queries, c);
+    group = take_sums(shape, max_queries, c);
+    part = take_sums(shape, max_queries, c);
   }
-  static size_t floats(const AttentionShape& shape) {
-    const auto tile = static_cast<size_t>(shape.tile()), k = static_cast<size_t>(shape.padded_k()), v = static_cast<size_t>(shape.v_dim);
-    return tile * (k + v + kMaxQueries) + kMaxQueries * (2 * v + k + 1) + 7 * 16;
+  static size_t floats(const AttentionShape& shape, int max_queries) {
+    const auto lanes = static_cast<size_t>(shape.lanes(max_queries));
+    return shape.query_floats(max_queries) + lanes * (kTileRows + 2) + key_floats(shape) + value_floats(shape) +
+           3 * sums_floats(shape, max_queries) + size_t{6} * 16;
   }
+  static size_t key_floats(const AttentionShape& shape) { return static_cast<size_t>(kTileRows) * static_cast<size_t>(shape.k_dim); }
+  static size_t value_floats(const AttentionShape& shape) { return static_cast<size_t>(kTileRows) * static_cast<size_t>(shape.v()); }
 
-  float *keys, *values, *scores, *part, *total, *queries, *correction;
-  SoftmaxState part_state[kMaxQueries], total_state[kMaxQueries];
-  const float* query_rows[kMaxQueries];
-  float* score_rows[kMaxQueries];
+  float* queries;  // packed; may be set to others
+  float *scores, *correction;
+  int* visible;
+  std::byte *key_copies, *value_copies;  // [kTileRows] rows of k_dim and of v numbers
+  Sums total, group, part;
+  const void *keys[kTileRows], *values[kTileRows], *ahead[2][kTileRows];
 };
 
-// Points memory.query_rows at the task's queries: q [row][head][k_dim], copied when their length must be padded.
-inline void set_queries(const AttentionShape& shape, const AttentionTask& task, const float* q, int64_t q_stride, AttentionMemory& m) {
-  const int padded = shape.padded_k(), tile = shape.tile();
-  for (int i = 0, at = 0; i < task.n_rows; ++i) {
-    for (int h = 0; h < task.n_heads; ++h, ++at) {
-      const float* query = q + (task.first_row + i) * q_stride + static_cast<int64_t>(task.first_head + h) * shape.k_dim;
-      if (padded != shape.k_dim) {
-        float* copy = m.queries + static_cast<int64_t>(at) * padded;
-        std::copy_n(query, shape.k_dim, copy);
-        std::fill(copy + shape.k_dim, copy + padded, 0.0f);
-        query = copy;
-      }
-      m.query_rows[at] = query;
-      m.score_rows[at] = m.scores + static_cast<int64_t>(at) * tile;
+// Packs queries [first, first + n) of a task: q [row][head][k_dim].
+inline void pack_queries(const AttentionShape& shape, const AttentionTask& task, const float* q, int64_t q_stride, int first, int n,
+                         float* out) {
+  constexpr int kAtOnce = 64;
+  for (int done = 0; done < n; done += kAtOnce) {
+    const float* rows[kAtOnce];
+    const int count = std::min(kAtOnce, n - done);
+    for (int i = 0; i < count; ++i) {
+      const int query = first + done + i;
+      rows[i] = q + (task.first_row + query / task.n_heads) * q_stride +
+                static_cast<int64_t>(task.first_head + query % task.n_heads) * shape.k_dim;
     }
-  }
-  if (padded != shape.k_dim)
-    for (int b = 0; b < tile; ++b)
-      std::fill(m.keys + static_cast<int64_t>(b) * padded + shape.k_dim, m.keys + static_cast<int64_t>(b + 1) * padded, 0.0f);
-}
-
-// Context [begin, end) of one partition into m.part and m.part_state. The source gives what a tile [at, at + n) needs:
-// source.score(at, n) fills m.score_rows, source.add_values(at, n) corrects m.part and adds the values weighted by the scores.
-template <typename Source>
-void attend_partition(const KernelTable& kernels, const AttentionShape& shape, const AttentionTask& task, int begin, int end,
-                      const Source& source, AttentionMemory& m) {
-  const int n_queries = task.n_queries(), tile = shape.tile();
-  std::fill_n(m.part_state, n_queries, kEmptySoftmax);
-  std::fill_n(m.part, static_cast<int64_t>(n_queries) * shape.v_dim, 0.0f);
-  for (int at = begin; at < end; at += tile) {
-    const int n = std::min(tile, end - at);
-    source.score(at, n);
-    for (int i = 0, query = 0; i < task.n_rows; ++i) {
-      const int valid = std::clamp(task.position + i + 1 - at, 0, n);
-      for (int h = 0; h < task.n_heads; ++h, ++query)
-        m.correction[query] =
-            kernels.softmax_step(m.score_rows[query], valid, (n + kChunk - 1) / kChunk * kChunk, shape.scale, m.part_state[query]);
-    }
-    source.add_values(at, n);
+    shape.kernels.pack_queries(rows, count, shape.k_dim, shape.scale, out + shape.query_floats(done));
   }
 }
 
-// A source whose tiles are copied to f32 first, by load(at, n), which fills m.keys and returns the values.
-template <typename Load>
-struct CopiedSource {
-  const KernelTable& kernels;
-  const AttentionShape& shape;
-  const AttentionTask& task;
-  AttentionMemory& m;
-  const Load& load;
-  mutable ValueTile values{};
-
-  void score(int at, int n) const {
-    values = load(at, n);
-    const int padded = shape.padded_k();
-    kernels.gemm[static_cast<int>(Element::f32)](
-        {.data = m.keys, .stride = padded * static_cast<int64_t>(sizeof(float)), .n_rows = n, .n_cols = padded},
-        {.x = m.query_rows, .y = m.score_rows, .n_tokens = task.n_queries()});
-  }
-  void add_values(int, int n) const {
-    kernels.weighted_sum[static_cast<int>(Element::f32)]({.p = m.scores,
-                                                          .p_stride = shape.tile(),
-                                                          .v = values.data,
-                                                          .v_stride = values.stride * static_cast<int64_t>(sizeof(float)),
-                                                          .o = m.part,
-                                                          .o_stride = shape.v_dim,
-                                                          .correction = m.correction,
-                                                          .n_rows = task.n_queries(),
-                                                          .n_values = n,
-                                                          .dim = shape.v_dim});
-  }
+// What will be read once a task has ended: a place in the context of the same or of another task.
+struct Next {
+  const AttentionTask* task = nullptr;
+  int begin = 0;
 };
 
-// The whole context of a task into m.total and m.total_state.
+// Context [begin, end) into `to`. The source gives the rows of a tile: source.rows(task, at, n, m) fills the first n of m.keys and
+// m.values, source.ahead(task, at, m, tile) names in `tile` what rows() of the tile at `at` will read.
 template <typename Source>
-void attend_context(const KernelTable& kernels, const AttentionShape& shape, const AttentionTask& task, const Source& source,
-                    AttentionMemory& m) {
-  std::fill_n(m.total_state, task.n_queries(), kEmptySoftmax);
-  std::fill_n(m.total, static_cast<int64_t>(task.n_queries()) * shape.v_dim, 0.0f);
-  for (int at = task.begin; at < task.end; at += kPartition) {
-    attend_partition(kernels, shape, task, at, std::min(at + kPartition, task.end), source, m);
-    for (int query = 0; query < task.n_queries(); ++query) {
-      const int64_t offset = static_cast<int64_t>(query) * shape.v_dim;
-      fold(m.part + offset, m.part_state[query], shape.v_dim, m.total + offset, m.total_state[query]);
+void attend_partition(const AttentionShape& shape, const AttentionTask& task, int begin, int end, Next next, const Source& source,
+                      AttentionMemory& m, const Sums& to) {
+  for (int at = begin; at < end; at += kTileRows) {
+    const int n = std::min(kTileRows, end - at);
+    source.rows(task, at, n, m);
+    for (int i = n; i < round_up(n, kRowMultiple); ++i) {
+      m.keys[i] = m.keys[n - 1];
+      m.values[i] = m.values[n - 1];
     }
+    AttentionTile tile{.keys = m.keys,
+                       .values = m.values,
+                       .n_rows = n,
+                       .n_queries = task.n_queries(),
+                       .k_dim = shape.k_dim,
+                       .v_dim = shape.v(),
+                       .queries = m.queries,
+                       .scores = m.scores,
+                       .largest = to.largest,
+                       .sum = to.sum,
+                       .correction = m.correction,
+                       .out = to.out,
+                       .first = at == begin};
+    if (at + n > task.position + 1) {  // the first row does not see all
+      for (int i = 0, query = 0; i < task.n_rows; ++i)
+        for (int h = 0; h < task.n_heads; ++h) m.visible[query++] = std::clamp(task.position + i + 1 - at, 0, n);
+      for (int query = task.n_queries(); query < shape.lanes(task.n_queries()); ++query) m.visible[query] = n;
+      tile.visible = m.visible;
+    }
+    if (at + n < end) {
+      source.ahead(task, at + n, m, tile);
+    } else if (next.task != nullptr) {
+      source.ahead(*next.task, next.begin, m, tile);
+    }
+    shape.kernels.attend(tile);
+  }
+}
+
+// Context [begin, end), begin a multiple of kPartition and not beyond a group, into `to`.
+template <typename Source>
+void attend_group(const AttentionShape& shape, const AttentionTask& task, int begin, int end, Next next, const Source& source,
+                  AttentionMemory& m, const Sums& to) {
+  for (int at = begin; at < end; at += kPartition) {
+    const int stop = std::min(at + kPartition, end);
+    attend_partition(shape, task, at, stop, stop < end ? Next{&task, stop} : next, source, m, at == begin ? to : m.part);
+    if (at == begin) continue;
+    for (int query = 0; query < task.n_queries(); ++query) fold(shape, m.part, to, query);
+  }
+}
+
+// The whole context of a task into m.total.
+template <typename Source>
+void attend_context(const AttentionShape& shape, const AttentionTask& task, Next next, const Source& source, AttentionMemory& m) {
+  for (int at = 0; at < task.end; at += kGroup) {
+    const int stop = std::min(at + kGroup, task.end);
+    attend_group(shape, task, at, stop, stop < task.end ? Next{&task, stop} : next, source, m, at == 0 ? m.total : m.group);
+    if (at == 0) continue;
+    for (int query = 0; query < task.n_queries(); ++query) fold(shape, m.group, m.total, query);
   }
 }
 

@@ -61,6 +61,7 @@ class CpuOps : public Ops {
   void rope(View qk, View pos, const Rope& rope) override;
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
   void attend(const Attn& attn, View q, View out) override;
+  void attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) override;
   void gather_rows(View x, View ids, View y) override;
   void route(View logits, View bias, const Router& router, const Routing& out) override;
   void moe(View x, const Experts& experts, const Routing& routing, View y) override;
@@ -101,7 +102,9 @@ class CpuOps : public Ops {
   void run_jobs(std::span<const Job> jobs, bool halves, const Task& task);
   void multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker);
   void moe_tokens(View x, const Experts& experts, const Routing& routing, View y);
-  void attend_split(const Attn& attn, std::span<const AttentionTask> tasks, View q, View out);
+  void attend_split(const Attn& attn, std::span<const AttentionTask> tasks, int most_queries, View q, View out);
+  // As attend_ragged, through the kernels for rows of `element`.
+  void attend_chunk(const RaggedChunk& chunk, Element element, View q, View latent, View kv, View out, View lse);
 
   std::string name_;
   const KernelTable& kernels_;

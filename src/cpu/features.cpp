@@ -51,11 +51,17 @@ bool amx_permitted() {
 #if defined(__x86_64__)
 constexpr uint32_t kAvx2Needs = kAvx2 | kFma | kF16c, kAvx512Needs = kAvx2Needs | kAvx512f | kAvx512bw | kAvx512dq | kAvx512vl;
 
-// A level is a table whose integer products, which live in a file of their own, are added here.
+// A level is a table to which kernels that live in files of their own are added here.
 KernelTable with_wide(const KernelTable& base, const char* name, const WideKernels& wide) {
   KernelTable t = base;
   t.name = name;
   t.wide = wide;
+  return t;
+}
+KernelTable with_bf16_attention(const KernelTable& base, const char* name) {
+  KernelTable t = base;
+  t.name = name;
+  t.attention[static_cast<int>(Element::bf16)] = kAvx512Bf16Attention;
   return t;
 }
 #endif
@@ -103,10 +109,12 @@ std::span<const IsaLevel> isa_levels() {
   static const KernelTable avx2 = with_wide(kAvx2Table, "avx2", kAvx2WideKernels);
   static const KernelTable avx512 = with_wide(kAvx512Table, "avx512", kAvx2WideKernels);
   static const KernelTable avx512vnni = with_wide(kAvx512Table, "avx512vnni", kAvx512VnniKernels);
+  static const KernelTable avx512bf16 = with_bf16_attention(avx512vnni, "avx512bf16");
 #endif
   static const auto levels = std::to_array<IsaLevel>({
 #if defined(__x86_64__)
-    {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni}, {"avx512", kAvx512Needs, &avx512}, {"avx2", kAvx2Needs, &avx2},
+    {"avx512bf16", kAvx512Needs | kAvx512vnni | kAvx512bf16, &avx512bf16}, {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni},
+        {"avx512", kAvx512Needs, &avx512}, {"avx2", kAvx2Needs, &avx2},
 #endif
     {
       "scalar", 0, &kScalarTable

@@ -36,11 +36,12 @@ struct CaseInstance {
 };
 
 struct OpCase {
-  std::string name;        // "linear/q4_k/96x512/T7": the operation, then what it is run on
-  std::string op;          // "linear"
-  bool quantised = false;  // has weights in a block format, for which a backend may quantise activations
-  double slack = 1.0;      // factor on the tolerance, for ill-conditioned inputs
-  double bytes = 0.0;      // that one call must move at least: weights, inputs and outputs once (benchmarks)
+  std::string name;         // "linear/q4_k/96x512/T7": the operation, then what it is run on
+  std::string op;           // "linear"
+  bool quantised = false;   // has weights in a block format, for which a backend may quantise activations
+  bool bf16_cache = false;  // attends rows of bf16, to which a backend may round queries and weights too
+  double slack = 1.0;       // factor on the tolerance, for ill-conditioned inputs
+  double bytes = 0.0;       // that one call must move at least: weights, inputs and outputs once (benchmarks)
   double flops = 0.0;
   // Uploads the inputs, rounded to `rounding`; activations are held in ops.activation().
   std::function<CaseInstance(Ops& ops, DType rounding)> prepare;
@@ -55,6 +56,7 @@ std::vector<OpCase> op_cases(const CaseFilter& filter = {});
 
 struct CaseOptions {
   bool quantises_activations = false;  // of linear maps whose weights are in a block format
+  bool bf16_attention = false;         // rounds queries and softmax weights to bf16 when the cache is in bf16
 };
 
 struct CaseResult {

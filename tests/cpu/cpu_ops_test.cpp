@@ -12,12 +12,14 @@
 namespace cachalot::test {
 namespace {
 
+bool attends_in_bf16() { return cpu::select_kernels().attention[static_cast<int>(cpu::Element::bf16)].attend != nullptr; }
+
 class CpuOpCase : public testing::TestWithParam<OpCase> {};
 
 TEST_P(CpuOpCase, AgreesWithReference) {
   static const std::unique_ptr<Ops> cpu = make_cpu_ops({.n_threads = 3});
   static const std::unique_ptr<Ops> reference = make_ref_ops();
-  const CaseResult result = run_case(GetParam(), *cpu, *reference);
+  const CaseResult result = run_case(GetParam(), *cpu, *reference, {.bf16_attention = attends_in_bf16()});
   EXPECT_TRUE(result.ok) << result.text;
 }
 
@@ -36,7 +38,7 @@ TEST(CpuOps, RoundedActivationsStayWithinTheirBound) {
   int n_linear = 0;
   for (const OpCase& c : op_cases({.without_names = {"/fp8/"}})) {
     if (c.op == "linear" && n_linear++ % 3 != 0) continue;  // most cases are of this one operation
-    const CaseResult result = run_case(c, *ops, *reference, {.quantises_activations = true});
+    const CaseResult result = run_case(c, *ops, *reference, {.quantises_activations = true, .bf16_attention = attends_in_bf16()});
     EXPECT_TRUE(result.ok) << result.text;
   }
 }

@@ -20,6 +20,7 @@ TEST(Features, TakesTheBestLevelWhoseNeedsAreMet) {
   EXPECT_STREQ(select_kernels(kAllAvx512).name, "avx512");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAmxTile).name, "avx512");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni).name, "avx512vnni");
+  EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16).name, "avx512bf16");
 }
 
 TEST(Features, ForcedLevelIsTakenOrRefused) {
@@ -28,7 +29,7 @@ TEST(Features, ForcedLevelIsTakenOrRefused) {
   EXPECT_EQ(error_of([] { select_kernels(kAllAvx2 | kAvx512f, "avx512"); }),
             "CACHALOT_ISA: found \"avx512\", but this machine lacks avx512bw avx512dq avx512vl");
   EXPECT_EQ(error_of([] { select_kernels(kAllAvx512, "neon"); }),
-            "CACHALOT_ISA: found \"neon\", expected one of avx512vnni, avx512, avx2, scalar");
+            "CACHALOT_ISA: found \"neon\", expected one of avx512bf16, avx512vnni, avx512, avx2, scalar");
 }
 
 TEST(Features, LevelsFallInOrderAndEachTableIsComplete) {
@@ -45,7 +46,7 @@ TEST(Features, LevelsFallInOrderAndEachTableIsComplete) {
       EXPECT_NE(t.decode[c], nullptr) << t.name << " codec " << c;
     }
     EXPECT_TRUE(t.gemm[0] && t.gemm[1] && t.gemm[2] && t.rmsnorm && t.add_rmsnorm && t.silu_mul && t.exp && t.sigmoid && t.axpy && t.rope &&
-                t.load_rows && t.store_row && t.softmax_step && t.weighted_sum[0] && t.weighted_sum[1] && t.weighted_sum[2])
+                t.load_rows && t.store_row && t.attention[0].attend)
         << t.name;
   }
 }

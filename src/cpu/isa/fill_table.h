@@ -49,10 +49,7 @@ constexpr KernelTable make_table(const char* name) {
   t.rope = rope_row;
   t.load_rows = load_rows;
   t.store_row = store_row;
-  t.softmax_step = softmax_step;
-  t.weighted_sum[static_cast<int>(Element::f32)] = weighted_sum<Element::f32>;
-  t.weighted_sum[static_cast<int>(Element::f16)] = weighted_sum<Element::f16>;
-  t.weighted_sum[static_cast<int>(Element::bf16)] = weighted_sum<Element::bf16>;
+  t.attention[static_cast<int>(Element::f32)] = make_attention<F32Form>();
   return t;
 }
 

@@ -72,21 +72,44 @@ struct Panel {
   int n_cols = 0;  // a multiple of the vector width: 32 always is
 };
 
-// o[m] = o[m] * correction[m] + sum_b p[m][b] v[b]
-struct WeightedSum {
-  const float* p = nullptr;  // [n_rows][p_stride]
-  int64_t p_stride = 0;
-  const void* v = nullptr;  // [n_values][v_stride]
-  int64_t v_stride = 0;     // bytes
-  float* o = nullptr;       // [n_rows][o_stride]
-  int64_t o_stride = 0;
-  const float* correction = nullptr;  // [n_rows]
-  int n_rows = 0, n_values = 0, dim = 0;
+// ---- attention ----
+
+inline constexpr int kTileRows = 64;    // most rows of context in a tile
+inline constexpr int kRowMultiple = 8;  // scores are computed for rows rounded up to this
+
+// One tile of context for queries that all see it, each up to a row of its own. Queries lie in the lanes of vectors, in groups of `lanes`;
+// numbers of a key pass in units of 4 bytes: one f32, or two bf16. So a query's result does not depend on the queries beside it.
+struct AttentionTile {
+  // [n_rows rounded up to kRowMultiple] rows of context: the last pointer is repeated.
+  const void* const* keys = nullptr;
+  const void* const* values = nullptr;
+  int n_rows = 0, n_queries = 0;
+  int k_dim = 0, v_dim = 0;       // multiples of those in AttentionKernels
+  const int* visible = nullptr;   // [n_queries rounded up to lanes] how many of the rows each query sees; null: all
+  const void* queries = nullptr;  // by pack_queries
+  float* scores = nullptr;        // working memory: [groups][kTileRows][lanes]
+  float* largest = nullptr;       // [groups][lanes] largest score so far
+  float* sum = nullptr;           // [groups][lanes] sum of exp(score - largest)
+  float* correction = nullptr;    // working memory: [groups][lanes]
+  float* out = nullptr;           // [n_queries rounded up to 8][v_dim] sums of exp(score - largest) times value, for write_row
+  bool first = false;             // no tile came before: largest, sum and out are unset
+  // What the next tile will read, asked for on the way: ahead_bytes at each of the n_ahead pointers.
+  const void* const* ahead[2] = {nullptr, nullptr};
+  int n_ahead = 0, ahead_bytes[2] = {0, 0};
 };
 
-// Running state of a softmax: largest score so far and the sum of exp(score - largest).
-struct SoftmaxState {
-  float largest = 0.0f, sum = 0.0f;
+// Kernels for rows of one format. A query that has seen nothing has largest -inf and sum 0.
+struct AttentionKernels {
+  int lanes = 0, k_multiple = 1, v_multiple = 1;
+  // Queries n x dim times scale as attend wants them: [groups][units][lanes][4 bytes]; lanes behind the last are zero.
+  void (*pack_queries)(const float* const* q, int n, int dim, float scale, void* out) = nullptr;
+  // n numbers, a multiple of v_multiple or k_multiple, as a row of this format.
+  void (*make_row)(const float* src, int n, void* row) = nullptr;
+  void (*attend)(const AttentionTile&) = nullptr;
+  // total = total * keep + part * add; n a multiple of v_multiple.
+  void (*merge)(float keep, float* total, float add, const float* part, int n) = nullptr;
+  // y = factor times a row of `out`, of which y has n numbers.
+  void (*write_row)(const float* row, float factor, int n, float* y) = nullptr;
 };
 
 // ---- products with activations rounded to int8 ----
@@ -147,14 +170,13 @@ struct KernelTable {
   void (*load_rows)(Element from, const void* src, size_t src_stride, int n_rows, int n, float* dst, int64_t dst_stride) = nullptr;
   void (*store_row)(Element to, const float* src, int n, void* dst) = nullptr;
 
-  // s[0, valid) are scores: multiplies by scale, turns them into exp(s - largest), clears s[valid, n), updates the state and returns the
-  // factor by which earlier sums must be multiplied. valid may be 0.
-  float (*softmax_step)(float* s, int valid, int n, float scale, SoftmaxState& state) = nullptr;
-  void (*weighted_sum[kNumElements])(const WeightedSum&) = {};
+  // By the format of the rows; without functions where rows must be converted to f32 first.
+  AttentionKernels attention[kNumElements];
 };
 
 // Constants, so that no code of a higher instruction set runs before one of them was chosen.
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
 extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels;
+extern const AttentionKernels kAvx512Bf16Attention;
 
 }  // namespace cachalot::cpu

@@ -105,5 +105,23 @@ inline F load_twice(const float* p) {
 }
 inline F negate_even(F a) { return _mm256_xor_ps(a, _mm256_setr_ps(-0.0f, 0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f, 0.0f)); }
 
+inline void transpose(F (&v)[8]) {  // see simd_avx512.h
+  F pair[8], quad[8];
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
+    pair[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      quad[i + 2 * j] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0x44);
+      quad[i + 2 * j + 1] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0xee);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20);
+    v[i + 4] = _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31);
+  }
+}
+
 }  // namespace
 }  // namespace cachalot::cpu

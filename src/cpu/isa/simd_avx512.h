@@ -109,5 +109,30 @@ inline F load_twice(const float* p) {
 }
 inline F negate_even(F a) { return _mm512_mask_xor_ps(a, 0x5555, a, _mm512_set1_ps(-0.0f)); }
 
+// Lane i of v[j] becomes lane j of v[i].
+inline void transpose(F (&v)[16]) {
+  F pair[16], quad[16];
+  for (int i = 0; i < 16; i += 2) {
+    pair[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+    pair[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512d low = _mm512_castps_pd(pair[i + j]), high = _mm512_castps_pd(pair[i + j + 2]);
+      quad[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      quad[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  }
+  // quad[4 q + i] holds, in 128 bits each, lanes i, i + 4, i + 8, i + 12 of v[4 q] to v[4 q + 3].
+  for (int i = 0; i < 4; ++i) {
+    const F ab = _mm512_shuffle_f32x4(quad[i], quad[i + 4], 0x88), cd = _mm512_shuffle_f32x4(quad[i + 8], quad[i + 12], 0x88);
+    const F ef = _mm512_shuffle_f32x4(quad[i], quad[i + 4], 0xdd), gh = _mm512_shuffle_f32x4(quad[i + 8], quad[i + 12], 0xdd);
+    v[i] = _mm512_shuffle_f32x4(ab, cd, 0x88);
+    v[i + 8] = _mm512_shuffle_f32x4(ab, cd, 0xdd);
+    v[i + 4] = _mm512_shuffle_f32x4(ef, gh, 0x88);
+    v[i + 12] = _mm512_shuffle_f32x4(ef, gh, 0xdd);
+  }
+}
+
 }  // namespace
 }  // namespace cachalot::cpu

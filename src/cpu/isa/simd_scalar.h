@@ -254,6 +254,16 @@ inline F negate_even(F a) {
   CACHALOT_EACH_LANE a.v[i] = i % 2 == 0 ? -a.v[i] : a.v[i];
   return a;
 }
+// Lane i of v[j] becomes lane j of v[i].
+inline void transpose(F (&v)[kWidth]) {
+  for (int i = 0; i < kWidth; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float other = v[i].v[j];
+      v[i].v[j] = v[j].v[i];
+      v[j].v[i] = other;
+    }
+  }
+}
 
 #undef CACHALOT_EACH_LANE
 
