@@ -117,6 +117,7 @@ struct OneSequence {
   }
 };
 
+// Results of all rows of a sequence at once, and of its last rows by themselves in chunks and on several threads.
 void check_attention(const KvLayout& layout, int heads) {
   const auto ops = make_cpu_ops({.n_threads = 1}), threads = make_cpu_ops({.n_threads = 4});
   constexpr int kLength = 700, kBlocks = 44;
@@ -155,8 +156,28 @@ TEST(ContextInvariance, ChunksDoNotChangeGroupedAttention) {
 TEST(ContextInvariance, ChunksDoNotChangeAttentionReadInPlace) {
   check_attention({.heads = 2, .k_dim = 64, .v_dim = 40, .format = KvFormat::bf16, .block_tokens = 16}, 6);
 }
+TEST(ContextInvariance, ChunksDoNotChangeAttentionOnTwoVectors) {
+  check_attention({.heads = 1, .k_dim = 64, .v_dim = 64, .format = KvFormat::bf16, .block_tokens = 16}, 3);
+}
 TEST(ContextInvariance, ChunksDoNotChangeLatentAttention) {
   check_attention({.heads = 1, .k_dim = 96, .v_dim = 64, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 16}, 16);
+}
+
+// A context so long that the parts in which it is split are groups of partitions.
+TEST(ContextInvariance, GroupsOfPartitionsGiveTheSameBits) {
+  const auto one = make_cpu_ops({.n_threads = 1}), two = make_cpu_ops({.n_threads = 2});
+  if (std::string_view(one->name()) == "cpu-scalar") GTEST_SKIP() << "slow";
+  constexpr int kLength = 9000, kHeads = 128, kDim = 512, kBlock = 64;
+  const KvLayout layout{.heads = 1, .k_dim = 32, .v_dim = kDim, .format = KvFormat::f32, .block_tokens = kBlock};
+  const int n_rows = (kLength + kBlock - 1) / kBlock * kBlock;
+  const Matrix keys(n_rows, layout.k_dim, 1), values(n_rows, kDim, 2), q(4, kHeads * layout.k_dim, 3);
+  const KvLayer layer{.layout = layout, .k = keys.view.data, .v = values.view.data};
+  OneSequence s(4, kLength, kBlock);
+  Matrix first(4, kHeads * kDim, 4), second(4, kHeads * kDim, 5);
+  const Attn attn{.kv = layer, .batch = &s.batch, .rows = {.n_rows = 4, .n_seqs = 1}, .scale = 0.1f};
+  one->attend(attn, q.view, first.view);
+  two->attend(attn, q.view, second.view);
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_row(first.view, i, second.view, i)) << i;
 }
 
 }  // namespace

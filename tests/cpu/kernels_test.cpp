@@ -198,5 +198,127 @@ TEST_P(Kernels, RowConversionsRoundAsTheReference) {
   EXPECT_TRUE(std::isnan(bf16_to_f32(stored)));
 }
 
+// Two tiles of 64 and 21 rows, for queries that see different numbers of them.
+void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int n_queries, double tolerance) {
+  constexpr int kRows = 85;
+  const bool f32 = kernels.k_multiple == 1;
+  const auto row_of = [&](const std::vector<float>& values, int row, int dim) {
+    std::vector<std::byte> bytes(static_cast<size_t>(dim) * 4);
+    kernels.make_row(&values[static_cast<size_t>(row * dim)], dim, bytes.data());
+    return bytes;
+  };
+  const auto number = [&](const std::vector<std::byte>& row, int i) {
+    float value = 0.0f;
+    uint16_t half = 0;
+    if (f32) {
+      std::memcpy(&value, &row[static_cast<size_t>(4 * i)], 4);
+      return static_cast<double>(value);
+    }
+    std::memcpy(&half, &row[static_cast<size_t>(2 * i)], 2);
+    return static_cast<double>(bf16_to_f32(half));
+  };
+  const std::vector<float> keys = random_floats(static_cast<size_t>(kRows * k_dim), 1),
+                           values = random_floats(static_cast<size_t>(kRows * v_dim), 2),
+                           queries = random_floats(static_cast<size_t>(n_queries * k_dim), 3);
+  std::vector<std::vector<std::byte>> key_rows, value_rows;
+  for (int r = 0; r < kRows; ++r) {
+    key_rows.push_back(row_of(keys, r, k_dim));
+    value_rows.push_back(row_of(values, r, v_dim));
+  }
+  const auto seen = [](int query) { return 1 + query * 7 % kRows; };
+  const auto lanes = static_cast<size_t>((n_queries + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
+  std::vector<const float*> query_rows;
+  for (int q = 0; q < n_queries; ++q) query_rows.push_back(&queries[static_cast<size_t>(q * k_dim)]);
+  std::vector<float> packed(lanes * static_cast<size_t>(k_dim)), scores(lanes * kTileRows), largest(lanes), sum(lanes), correction(lanes),
+      out((lanes + 8) * static_cast<size_t>(v_dim)), result(static_cast<size_t>(v_dim));
+  const float scale = 0.2f;
+  kernels.pack_queries(query_rows.data(), n_queries, k_dim, scale, packed.data());
+  for (int begin = 0; begin < kRows; begin += kTileRows) {
+    const int n = std::min(kTileRows, kRows - begin);
+    std::vector<const void*> k, v;
+    for (int r = 0; r < kTileRows; ++r) {
+      k.push_back(key_rows[static_cast<size_t>(begin + std::min(r, n - 1))].data());
+      v.push_back(value_rows[static_cast<size_t>(begin + std::min(r, n - 1))].data());
+    }
+    std::vector<int> visible(lanes, n);
+    for (int q = 0; q < n_queries; ++q) visible[static_cast<size_t>(q)] = std::clamp(seen(q) - begin, 0, n);
+    kernels.attend({.keys = k.data(),
+                    .values = v.data(),
+                    .n_rows = n,
+                    .n_queries = n_queries,
+                    .k_dim = k_dim,
+                    .v_dim = v_dim,
+                    .visible = visible.data(),
+                    .queries = packed.data(),
+                    .scores = scores.data(),
+                    .largest = largest.data(),
+                    .sum = sum.data(),
+                    .correction = correction.data(),
+                    .out = out.data(),
+                    .first = begin == 0,
+                    .ahead = {k.data(), v.data()},
+                    .n_ahead = n,
+                    .ahead_bytes = {2 * k_dim, 2 * v_dim}});
+  }
+  for (int q = 0; q < n_queries; ++q) {
+    std::vector<double> weights, expected(static_cast<size_t>(v_dim));
+    double total = 0.0;
+    for (int r = 0; r < seen(q); ++r) {
+      double score = 0.0;
+      for (int i = 0; i < k_dim; ++i)
+        score += static_cast<double>(queries[static_cast<size_t>(q * k_dim + i)]) * number(key_rows[static_cast<size_t>(r)], i);
+      weights.push_back(std::exp(score * static_cast<double>(scale)));
+      total += weights.back();
+    }
+    for (int r = 0; r < seen(q); ++r)
+      for (int d = 0; d < v_dim; ++d)
+        expected[static_cast<size_t>(d)] += weights[static_cast<size_t>(r)] / total * number(value_rows[static_cast<size_t>(r)], d);
+    kernels.write_row(&out[static_cast<size_t>(q * v_dim)], 1.0f / sum[static_cast<size_t>(q)], v_dim, result.data());
+    for (int d = 0; d < v_dim; ++d)
+      ASSERT_NEAR(result[static_cast<size_t>(d)], expected[static_cast<size_t>(d)], tolerance)
+          << n_queries << " queries of " << k_dim << ", query " << q << " number " << d;
+  }
+}
+TEST_P(Kernels, AttentionAgreesWithPlainFormulas) {
+  for (int e = 0; e < kNumElements; ++e) {
+    const AttentionKernels& kernels = table().attention[e];
+    if (kernels.attend == nullptr) continue;
+    const double tolerance = kernels.k_multiple == 1 ? 1e-5 : 3e-2;
+    for (const int n_queries : {1, 3, 8, 16, 21, 40}) {
+      check_attention(kernels, 64, 64, n_queries, tolerance);
+      check_attention(kernels, 18, 96, n_queries, tolerance);
+    }
+    if (kernels.v_multiple <= 16) check_attention(kernels, 7, 16, 5, tolerance);
+  }
+}
+
+TEST_P(Kernels, AttentionPassesOnNotANumber) {
+  for (int e = 0; e < kNumElements; ++e) {
+    const AttentionKernels& kernels = table().attention[e];
+    if (kernels.attend == nullptr) continue;
+    const std::vector<float> key(32, std::nanf("")), value(32, 1.0f);
+    std::vector<float> row(32), packed(16 * 32), scores(16 * kTileRows), state(3 * 16), out(8 * 32), result(32);
+    kernels.make_row(key.data(), 32, row.data());
+    std::vector<const void*> rows(kTileRows, row.data());
+    const float* query[1] = {value.data()};
+    kernels.pack_queries(query, 1, 32, 1.0f, packed.data());
+    kernels.attend({.keys = rows.data(),
+                    .values = rows.data(),
+                    .n_rows = 5,
+                    .n_queries = 1,
+                    .k_dim = 32,
+                    .v_dim = 32,
+                    .queries = packed.data(),
+                    .scores = scores.data(),
+                    .largest = state.data(),
+                    .sum = state.data() + 16,
+                    .correction = state.data() + 32,
+                    .out = out.data(),
+                    .first = true});
+    kernels.write_row(out.data(), 1.0f / state[16], 32, result.data());
+    EXPECT_TRUE(std::isnan(result[0])) << "element " << e;
+  }
+}
+
 }  // namespace
 }  // namespace cachalot::cpu
