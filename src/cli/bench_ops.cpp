@@ -8,6 +8,34 @@
 #include "cli/read_file.h"
 
 namespace cachalot {
+namespace {
+
+// DeepSeek-V2-Lite (16 heads), V3 (128 heads) and dense models: one token, several rows at once, prompts.
+void add_attention(std::vector<test::OpCase>& cases) {
+  using namespace test;
+  constexpr MlaDims kLite{.n_heads = 16, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512};
+  for (const KvFormat f : {KvFormat::f32, KvFormat::f16, KvFormat::bf16}) {
+    const KvLayout latent{.heads = 1, .k_dim = 576, .v_dim = 512, .v_is_k_prefix = true, .format = f, .block_tokens = 32};
+    const KvLayout eight{.heads = 8, .k_dim = 128, .v_dim = 128, .format = f, .block_tokens = 32};
+    const KvLayout three{.heads = 3, .k_dim = 64, .v_dim = 64, .format = f, .block_tokens = 32};
+    const std::vector<SequenceShape> one{{1, 4096}}, eight_sequences(8, SequenceShape{1, 1024}), prompt{{512, 512}}, later{{128, 2048}};
+    cases.push_back(attend_case({.label = "mla/decode4096", .heads = 16, .layout = latent, .sequences = one}));
+    cases.push_back(attend_case({.label = "mla/decode4096", .heads = 128, .layout = latent, .sequences = one}));
+    cases.push_back(attend_case({.label = "mla/verify4x4096", .heads = 16, .layout = latent, .sequences = {{4, 4096}}}));
+    cases.push_back(attend_case({.label = "mla/decode8x1024", .heads = 16, .layout = latent, .sequences = eight_sequences}));
+    cases.push_back(attend_case({.label = "mla/prefill128at2048", .heads = 16, .layout = latent, .sequences = later}));
+    cases.push_back(attend_case({.label = "gqa/decode4096", .heads = 32, .layout = eight, .sequences = one}));
+    cases.push_back(attend_case({.label = "gqa/decode4096", .heads = 9, .layout = three, .sequences = one}));
+    cases.push_back(attend_case({.label = "gqa/prefill512", .heads = 32, .layout = eight, .sequences = prompt}));
+    cases.push_back(attend_case({.label = "gqa/prefill512", .heads = 9, .layout = three, .sequences = prompt}));
+    cases.push_back(
+        attend_expanded_case({.label = "mla/prefill512", .heads = 16, .layout = latent, .sequences = prompt}, kLite, Format::q8_0));
+    cases.push_back(
+        attend_expanded_case({.label = "mla/prefill128at2048", .heads = 16, .layout = latent, .sequences = later}, kLite, Format::q8_0));
+  }
+}
+
+}  // namespace
 
 std::vector<test::OpCase> bench_cases() {
   using namespace test;
@@ -18,13 +46,7 @@ std::vector<test::OpCase> bench_cases() {
     for (const int rows : {1, 4, 128})
       cases.push_back(linear_case({.segments = {{.format = format, .out = 2048, .in = 2048}}, .rows = rows}));
   cases.push_back(swiglu_case({.format = Format::q4_1, .out = 3072, .in = 576}, 1));
-  const KvLayout grouped{.heads = 8, .k_dim = 128, .v_dim = 128, .format = KvFormat::f16, .block_tokens = 32};
-  const KvLayout latent{.heads = 1, .k_dim = 576, .v_dim = 512, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 32};
-  cases.push_back(attend_case({.label = "gqa/decode4096", .heads = 32, .layout = grouped, .sequences = {{1, 4096}}}));
-  cases.push_back(attend_case({.label = "gqa/prefill512", .heads = 32, .layout = grouped, .sequences = {{512, 512}}}));
-  cases.push_back(attend_case({.label = "mla/decode4096", .heads = 16, .layout = latent, .sequences = {{1, 4096}}}));
-  cases.push_back(attend_expanded_case({.label = "mla/prefill512", .heads = 16, .layout = latent, .sequences = {{512, 512}}},
-                                       {.n_heads = 16, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512}, Format::q8_0));
+  add_attention(cases);
   for (const int rows : {1, 128})
     cases.push_back(moe_case({.label = "v2lite",
                               .gate_up = Format::q4_k,
