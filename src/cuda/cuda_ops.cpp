@@ -21,9 +21,9 @@ Buffer device_memory(size_t bytes) {
   return {memory, [](void* p) { cudaFree(p); }};
 }
 
-bool checks_wanted(const CudaOptions& options) {
-  const char* variable = std::getenv("CACHALOT_CUDA_CHECK");
-  return options.check || (variable != nullptr && std::strcmp(variable, "1") == 0);
+bool is_set(const char* name) {
+  const char* variable = std::getenv(name);
+  return variable != nullptr && std::strcmp(variable, "1") == 0;
 }
 
 const int* ints(const View& v) {
@@ -64,7 +64,8 @@ CudaOps::CudaOps(const CudaOptions& options)
         if (capturing_) fail("CUDA: a recorded step needs {} more bytes of temporary memory than any step before it", bytes);
         return device_memory(bytes);
       }) {
-  options_.check = checks_wanted(options);
+  options_.check = options.check || is_set("CACHALOT_CUDA_CHECK");
+  options_.fp8_activations = options.fp8_activations || is_set("CACHALOT_CUDA_FP8");
   CACHALOT_CHECK(options.activation == DType::bf16 || options.activation == DType::f32);
   int n_devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&n_devices);

@@ -84,6 +84,8 @@ class CudaOps final : public Ops {
   };
   Input input_for(const Segment& segment, View x, int heads, int head_cols);
   void multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x);
+  // In fp8 through the library, when that is wanted and the shape fits.
+  bool multiply_fp8(const GemmArgs& args, View x);
   // x into its blocked form, then the product on wgmma.
   void launch_blocked(GemmArgs args, const char* op);
   void multiply_halves(const GemmArgs& args, const CudaPacked& packed, View x);

@@ -15,6 +15,10 @@ bool streams(const Segment& w, int rows) {
 constexpr int kUnpackRows = 192;
 constexpr int64_t kUnpackWeights = int64_t{64} << 20;
 
+// Rows from which rounding both operands to fp8 pays.
+constexpr int kFp8Rows = 192;
+constexpr int kBlock = 128;  // of scales
+
 bool unpacks(const Segment& w, int rows) { return is_record(w.tile) && rows >= kUnpackRows && int64_t{w.out} * w.cols <= kUnpackWeights; }
 
 }  // namespace
@@ -49,6 +53,7 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   if (streams(segment, args.n_rows)) return done(launch_gemm_stream(args, stream_), "linear");
   if (segment.tile == Tile::bf16 && args.rowing == Rowing::dense && !args.swiglu && cublas_ != nullptr && cublas_->multiply(args, stream_))
     return;
+  if (multiply_fp8(args, x)) return;
   if (cublas_ != nullptr && args.rowing == Rowing::dense && !args.swiglu && args.bias == nullptr && unpacks(segment, args.n_rows)) {
     const View rows = temp(DType::bf16, segment.out, segment.cols);
     done(launch_unpack(segment, w.first, rows.data, stream_), "linear");
@@ -59,6 +64,25 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   }
   if (!hopper_) return done(launch_gemm_tile(args, stream_), "linear");
   launch_blocked(args, "linear");
+}
+
+bool CudaOps::multiply_fp8(const GemmArgs& args, View x) {
+  const Segment& s = args.w;
+  if (!options_.fp8_activations || !hopper_ || cublas_ == nullptr || s.tile != Tile::f8 || args.rowing != Rowing::dense || args.swiglu ||
+      args.bias != nullptr || args.n_rows < kFp8Rows || args.n_rows % 4 != 0 || s.in != s.cols || s.cols % kBlock != 0 || s.out % 16 != 0 ||
+      x.data != args.x)
+    return false;
+  const int groups = s.cols / kBlock;
+  Fp8Rows w{.cols = s.cols, .scale_stride = (groups + 3) / 4 * 4}, rows{.cols = s.cols, .scale_stride = args.n_rows};
+  w.codes = static_cast<uint8_t*>(temp(DType::u8, s.out, s.cols).data);
+  w.scales = static_cast<float*>(temp(DType::f32, (s.out + kBlock - 1) / kBlock, w.scale_stride).data);
+  rows.codes = static_cast<uint8_t*>(temp(DType::u8, args.n_rows, s.cols).data);
+  rows.scales = static_cast<float*>(temp(DType::f32, groups, rows.scale_stride).data);
+  done(launch_quantize_rows(mat_of(x), rows, stream_), "linear");
+  done(launch_unpack_f8(s, args.first_matrix, w, stream_), "linear");
+  GemmArgs dense = args;
+  dense.x_stride = s.cols;
+  return cublas_->multiply_fp8(dense, w, rows, stream_);
 }
 
 void CudaOps::launch_blocked(GemmArgs args, const char* op) {
@@ -126,7 +150,8 @@ void CudaOps::linear_swiglu(View x, const Linear& gate_up, View h) {
   Segment gate;
   const uint8_t* up = nullptr;
   const bool fused = halves(packed, gate_up.out, gate, up);
-  const bool apart = !is_record(gate.tile) || (cublas_ != nullptr && unpacks(gate, x.n_rows()));
+  const bool apart = !is_record(gate.tile) || (options_.fp8_activations && gate.tile == Tile::f8 && x.n_rows() >= kFp8Rows) ||
+                     (cublas_ != nullptr && unpacks(gate, x.n_rows()));
   if (fused && (streams(gate, x.n_rows()) || !apart)) {
     GemmArgs args = output_of(h, 0);
     const Input in = input_for(gate, x, 1, x.n_cols());

@@ -437,9 +437,9 @@ void bench_prefill() {
   struct Shape {
     int out, in;
   };
-  for (const Format format : {Format::bf16, Format::q4_k, Format::q8_0, Format::int4_planar})
+  for (const Format format : {Format::bf16, Format::q4_k, Format::q8_0, Format::int4_planar, Format::fp8_block})
     for (const Shape s : {Shape{3648, 2048}, Shape{2048, 2048}, Shape{4096, 4096}})
-      for (const int rows : {128, 1024, 8192}) {
+      for (const int rows : {128, 1024, 4096, 8192}) {
         const Linear w = b.weights(format, s.out, s.in, 4);
         const View x = b.array(DType::bf16, rows, s.in), y = b.array(DType::bf16, rows, s.out, 0.0f);
         const double t = b.time([&] {

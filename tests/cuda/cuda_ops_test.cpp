@@ -111,6 +111,27 @@ INSTANTIATE_TEST_SUITE_P(Shared, CudaCase, testing::Combine(testing::Values(DTyp
                          test_name);
 INSTANTIATE_TEST_SUITE_P(Large, CudaCase, testing::Combine(testing::Values(DType::bf16), testing::ValuesIn(large_cases())), test_name);
 
+// Rounded activations: an error of 2^-5 each at most, about 2.6% in the mean.
+TEST(CudaOps, Fp8ActivationsStayWithinTheirBound) {
+  SKIP_WITHOUT_GPU();
+  const auto ops = make_cuda_ops({.fp8_activations = true});
+  for (const int out : {256, 272})
+    for (const int rows : {192, 300, 301}) {
+      OpCase c = linear_case({.segments = {{.format = Format::fp8_block, .out = out, .in = 640}}, .rows = rows});
+      c.slack = 1.4;
+      const CaseResult result = run_case(c, *ops, reference(), {.quantises_activations = true});
+      EXPECT_TRUE(result.ok) << result.text;
+    }
+  OpCase c =
+      linear_case({.segments = {{.format = Format::fp8_block, .out = 256, .in = 512}, {.format = Format::fp8_block, .out = 144, .in = 512}},
+                   .rows = 256,
+                   .beta = 1.0f,
+                   .f32_out = true});
+  c.slack = 1.4;
+  const CaseResult result = run_case(c, *ops, reference(), {.quantises_activations = true});
+  EXPECT_TRUE(result.ok) << result.text;
+}
+
 TEST(CudaOps, RefusesADeviceThatIsNotThere) {
   SKIP_WITHOUT_GPU();
   const std::string message = error_of([] { (void)make_cuda_ops({.device = 99}); });
