@@ -63,25 +63,26 @@ class Loaded final : public CublasLt {
   }
   bool multiply(const GemmArgs& a, cudaStream_t stream) override {
     if (!usable_ || a.bias != nullptr) return false;
-    return run(a, plan_for(a, CUDA_R_16BF), a.w.data + a.first_matrix * a.w.matrix_bytes, a.x, stream);
+    return run(a, plan_for(a, CUDA_R_16BF, nullptr, nullptr), a.w.data + a.first_matrix * a.w.matrix_bytes, a.x, stream);
   }
   bool multiply_fp8(const GemmArgs& a, const Fp8Rows& w, const Fp8Rows& x, cudaStream_t stream) override {
     if (!usable_ || a.bias != nullptr) return false;
-    Plan& plan = plan_for(a, CUDA_R_8F_E4M3);
-    return plan.usable &&
-           api_.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w.scales, sizeof w.scales) == CUBLAS_STATUS_SUCCESS &&
-           api_.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x.scales, sizeof x.scales) == CUBLAS_STATUS_SUCCESS &&
-           run(a, plan, w.codes, x.codes, stream);
+    Plan& plan = plan_for(a, CUDA_R_8F_E4M3, w.scales, x.scales);
+    return plan.usable && set_scales(plan, w.scales, x.scales) && run(a, plan, w.codes, x.codes, stream);
   }
 
  private:
+  bool set_scales(const Plan& p, const float* w, const float* x) {
+    return api_.desc_set(p.desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w, sizeof w) == CUBLAS_STATUS_SUCCESS &&
+           api_.desc_set(p.desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x, sizeof x) == CUBLAS_STATUS_SUCCESS;
+  }
   bool run(const GemmArgs& a, const Plan& plan, const void* w, const void* x, cudaStream_t stream) {
     const float alpha = 1.0f;
     return plan.usable && api_.matmul(handle_, plan.desc, &alpha, w, plan.w, x, plan.x, &a.beta, a.y, plan.y, a.y, plan.y, &plan.algo,
                                       workspace_, kWorkspace, stream) == CUBLAS_STATUS_SUCCESS;
   }
   // Column-major, as the library sees it: y^T [out, T] = w^T' [out, cols] x^T [cols, T].
-  Plan& plan_for(const GemmArgs& a, cudaDataType_t type) {
+  Plan& plan_for(const GemmArgs& a, cudaDataType_t type, const float* w_scale, const float* x_scale) {
     const std::array<int64_t, 8> key{a.w.out, a.w.cols, a.n_rows, a.x_stride, a.y_stride, a.y_is_f32, a.beta != 0.0f, type};
     const auto [at, added] = plans_.try_emplace(key);
     Plan& p = at->second;
@@ -98,7 +99,8 @@ class Loaded final : public CublasLt {
         api_.desc_create(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
         api_.desc_set(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed) == CUBLAS_STATUS_SUCCESS &&
         (!fp8 || (api_.desc_set(p.desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w_scales, sizeof w_scales) == CUBLAS_STATUS_SUCCESS &&
-                  api_.desc_set(p.desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x_scales, sizeof x_scales) == CUBLAS_STATUS_SUCCESS)) &&
+                  api_.desc_set(p.desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x_scales, sizeof x_scales) == CUBLAS_STATUS_SUCCESS &&
+                  set_scales(p, w_scale, x_scale))) &&  // the choice fails without them
         api_.layout_create(&p.w, type, inner, rows, static_cast<int64_t>(inner)) == CUBLAS_STATUS_SUCCESS &&
         api_.layout_create(&p.x, type, inner, cols, a.x_stride) == CUBLAS_STATUS_SUCCESS &&
         api_.layout_create(&p.y, a.y_is_f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, a.y_stride) == CUBLAS_STATUS_SUCCESS &&

@@ -11,7 +11,7 @@ struct Fp8Rows {
   float* scales = nullptr;   // x: [cols / 128, scale_stride], per row and 128 columns; w: [ceil(rows / 128), scale_stride], per 128 x 128
   int cols = 0, scale_stride = 0;
 };
-// x bf16, rows aligned to 8 bytes.
+// x bf16, rows aligned to 16 bytes.
 cudaError_t launch_quantize_rows(Mat x, const Fp8Rows& to, cudaStream_t stream);
 cudaError_t launch_unpack_f8(const Segment& w, int matrix, const Fp8Rows& to, cudaStream_t stream);
 
