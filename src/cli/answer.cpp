@@ -1,10 +1,15 @@
-// The loop around Generator::step for one request.
+// Passes the events of one request from the engine's thread to this one.
 #include "cli/answer.h"
 
 #include <fmt/format.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
 
+#include "base/error.h"
 #include "cli/process.h"
 #include "cli/text_units.h"
 #include "text/detokenizer.h"
@@ -16,6 +21,31 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+constexpr auto kInterruptLatency = std::chrono::milliseconds(50);
+
+// Filled by the engine's thread.
+class EventQueue {
+ public:
+  void push(const TokenEvent& event) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(event);
+    changed_.notify_one();
+  }
+  // Nothing when none came in that time.
+  std::optional<TokenEvent> pop(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, patience, [&] { return !events_.empty(); })) return std::nullopt;
+    TokenEvent event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<TokenEvent> events_;
+};
 
 // Tokens to text: detokenizer, then stop strings.
 class TextStream {
@@ -53,7 +83,7 @@ class TextStream {
 double AnswerTimes::prompt_per_second() const { return first_token_s > 0.0 ? (n_prompt - n_reused) / first_token_s : 0.0; }
 double AnswerTimes::decode_per_second() const { return n_generated > 1 && decode_s > 0.0 ? (n_generated - 1) / decode_s : 0.0; }
 
-Answer generate_answer(Generator& generator, const Tokenizer& tokenizer, GenerationRequest request, const AnswerOptions& options,
+Answer generate_answer(Engine& engine, const Tokenizer& tokenizer, Request request, const AnswerOptions& options,
                        const std::function<void(std::string_view)>& on_text) {
   Answer answer;
   answer.times.n_prompt = static_cast<int>(request.prompt.size());
@@ -62,30 +92,38 @@ Answer generate_answer(Generator& generator, const Tokenizer& tokenizer, Generat
 
   const auto start = Clock::now();
   auto first = start, last = start;
-  answer.request = generator.add(std::move(request));
-  answer.times.n_reused = generator.prompt_reused(answer.request);
-  bool cancelled = false;
-  const auto take = [&](const GenerationEvent& event) {
-    if (event.sampled.token >= 0 && !cancelled) {
+  EventQueue events;
+  RequestId id = 0;
+  try {
+    id = engine.submit(std::move(request), [&events](const TokenEvent& event) { events.push(event); });
+  } catch (const Refused& refused) {
+    fail("{}", refused.what());
+  }
+  for (bool cancelled = false;;) {
+    const auto event = events.pop(kInterruptLatency);
+    if (InterruptGuard::count() > 0 && !cancelled) {
+      answer.interrupted = cancelled = true;
+      engine.cancel(id);
+    }
+    if (!event) continue;
+    if (event->token >= 0 && !cancelled) {
       last = Clock::now();
       if (answer.times.n_generated++ == 0) first = last;
-      if (!event.is_end_token) {
-        answer.ids.push_back(event.sampled.token);
-        if (keep_draws) answer.draws.push_back(event.sampled);
-        if (stream.push(event.sampled.token)) {
+      if (!event->is_end_token) {
+        answer.ids.push_back(event->token);
+        if (keep_draws) answer.draws.push_back(*event);
+        if (stream.push(event->token)) {
           answer.finish = FinishReason::stop;
           cancelled = true;
-          generator.cancel(answer.request);
+          engine.cancel(id);
         }
       }
     }
-    if (answer.finish == FinishReason::none) answer.finish = event.finish;
-  };
-  while (generator.step(take)) {
-    if (InterruptGuard::count() > 0 && !cancelled) {
-      answer.interrupted = cancelled = true;
-      generator.cancel(answer.request);
-    }
+    if (event->finish == FinishReason::none) continue;
+    if (answer.finish == FinishReason::none) answer.finish = event->finish;
+    answer.error = event->error;
+    answer.times.n_reused = event->usage.n_cached;
+    break;
   }
   stream.finish();
   answer.times.first_token_s = seconds(first - start);

@@ -1,4 +1,4 @@
-// One answer: runs a request of a Generator to its end and turns tokens into text as they come.
+// One answer: runs a request on an engine to its end and turns tokens into text as they come.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/generator.h"
+#include "cachalot/engine.h"
 #include "text/tokenizer.h"
 
 namespace cachalot {
@@ -28,11 +28,11 @@ struct AnswerTimes {
 };
 
 struct Answer {
-  int request = -1;            // the generator's id, for reuse of its rows
-  std::string text;            // without end token and stop string
-  std::vector<int> ids;        // as drawn: without end token, with those that made up a stop string
-  std::vector<Sampled> draws;  // one per id, when logprobs were asked for
+  std::string text;               // without end token and stop string
+  std::vector<int> ids;           // as drawn: without end token, with those that made up a stop string
+  std::vector<TokenEvent> draws;  // one per id, when logprobs were asked for
   FinishReason finish = FinishReason::none;
+  std::string error;         // when finish is error
   std::string stop_string;   // the one that ended the text, if one did
   bool interrupted = false;  // Ctrl-C
   AnswerTimes times;
@@ -40,7 +40,7 @@ struct Answer {
 
 // `on_text` gets pieces of well-formed UTF-8. Ctrl-C (an InterruptGuard must exist) ends the answer after the running step. Throws Error
 // for a prompt that does not fit.
-Answer generate_answer(Generator& generator, const Tokenizer& tokenizer, GenerationRequest request, const AnswerOptions& options,
+Answer generate_answer(Engine& engine, const Tokenizer& tokenizer, Request request, const AnswerOptions& options,
                        const std::function<void(std::string_view)>& on_text);
 
 // "prompt 12 tokens, 340.1 tokens/s ..." for the end of a run; two lines.

@@ -26,8 +26,8 @@ constexpr const char* kHelp =
 
 class Chat {
  public:
-  Chat(const LoadedModel& model, const ChatTemplate& chat_template, Generator& generator, const ChatSettings& settings)
-      : model_(model), template_(chat_template), generator_(generator), settings_(settings) {
+  Chat(const LoadedModel& model, const ChatTemplate& chat_template, Engine& engine, const ChatSettings& settings)
+      : model_(model), template_(chat_template), engine_(engine), settings_(settings) {
     reset();
   }
 
@@ -42,10 +42,9 @@ class Chat {
 
   const LoadedModel& model_;
   const ChatTemplate& template_;
-  Generator& generator_;
+  Engine& engine_;
   const ChatSettings& settings_;
   nlohmann::ordered_json messages_;
-  std::optional<int> last_request_;
   AnswerTimes last_, total_;
   int n_answers_ = 0, context_tokens_ = 0;
 };
@@ -72,7 +71,7 @@ bool Chat::command(const std::string& text) {
 
 void Chat::print_stats() const {
   fmt::print(stderr, "context {:6} of {} tokens   answers {}   KV cache {}   weights {}\n", context_tokens_, model_.max_context, n_answers_,
-             bytes_text(static_cast<double>(generator_.cache().bytes())), bytes_text(static_cast<double>(model_.decoder.weight_bytes())));
+             bytes_text(settings_.kv_bytes), bytes_text(static_cast<double>(model_.decoder.weight_bytes())));
   if (n_answers_ == 0) return;
   fmt::print(stderr, "last answer:\n{}all answers:\n{}", describe(last_), describe(total_));
 }
@@ -83,13 +82,12 @@ void Chat::answer(const std::string& message) {
   try {
     ChatPrompt prompt = make_chat_prompt(*model_.tokenizer, template_, messages_);
     if (prompt_opens_reasoning(prompt.text)) write_out("<think>\n");
-    GenerationRequest request;
+    Request request;
     request.prompt = std::move(prompt.ids);
     request.sampling = settings_.sampling;
     request.max_tokens = settings_.max_tokens;
     request.ignore_eos = settings_.ignore_eos;
-    request.reuse = last_request_;
-    answer = generate_answer(generator_, *model_.tokenizer, std::move(request), settings_.answer, write_out);
+    answer = generate_answer(engine_, *model_.tokenizer, std::move(request), settings_.answer, write_out);
   } catch (const Error& error) {
     // The message is taken back, so that the conversation can go on without it.
     messages_.erase(messages_.size() - 1);
@@ -98,7 +96,6 @@ void Chat::answer(const std::string& message) {
   }
   write_out(answer.text.ends_with('\n') ? "" : "\n");
   messages_.push_back({{"role", "assistant"}, {"content", answer.text}});
-  last_request_ = answer.request;
   last_ = answer.times;
   context_tokens_ = answer.times.n_prompt + answer.times.n_generated;
   total_.n_prompt += last_.n_prompt;
@@ -108,8 +105,7 @@ void Chat::answer(const std::string& message) {
   total_.decode_s += last_.decode_s;
   ++n_answers_;
   if (answer.interrupted) fmt::print(stderr, "(interrupted)\n");
-  if (answer.finish == FinishReason::error)
-    fmt::print(stderr, "cachalot: the logits are not finite; --check-finite tells where it began\n");
+  if (answer.finish == FinishReason::error) fmt::print(stderr, "cachalot: {}\n", answer.error);
   if (answer.finish == FinishReason::length && context_tokens_ >= model_.max_context)
     fmt::print(stderr, "cachalot: the context of {} tokens is full; /reset begins anew\n", model_.max_context);
   if (settings_.show_speed) fmt::print(stderr, "{}", describe(last_));
@@ -149,8 +145,8 @@ int Chat::run() {
 
 }  // namespace
 
-int run_chat(const LoadedModel& model, const ChatTemplate& chat_template, Generator& generator, const ChatSettings& settings) {
-  return Chat(model, chat_template, generator, settings).run();
+int run_chat(const LoadedModel& model, const ChatTemplate& chat_template, Engine& engine, const ChatSettings& settings) {
+  return Chat(model, chat_template, engine, settings).run();
 }
 
 }  // namespace cachalot

@@ -5,7 +5,6 @@
 
 #include "cli/answer.h"
 #include "cli/load_model.h"
-#include "runtime/generator.h"
 #include "text/chat_template.h"
 
 namespace cachalot {
@@ -17,10 +16,11 @@ struct ChatSettings {
   bool ignore_eos = false;
   AnswerOptions answer;
   bool show_speed = false;  // after each answer
+  double kv_bytes = 0.0;    // of the cache, for /stats
 };
 
-// Reads messages until /exit, end of input, or Ctrl-C twice at the prompt; returns the exit code. The cached rows of the conversation so
-// far are used again for each answer.
-int run_chat(const LoadedModel& model, const ChatTemplate& chat_template, Generator& generator, const ChatSettings& settings);
+// Reads messages until /exit, end of input, or Ctrl-C twice at the prompt; returns the exit code. The engine's prefix cache gives back the
+// conversation so far for each answer.
+int run_chat(const LoadedModel& model, const ChatTemplate& chat_template, Engine& engine, const ChatSettings& settings);
 
 }  // namespace cachalot

@@ -12,6 +12,7 @@
 #include "cli/process.h"
 #include "cli/run_flags.h"
 #include "cli/text_units.h"
+#include "runtime/engine.h"
 
 namespace cachalot {
 namespace {
@@ -105,8 +106,8 @@ void bench_with_threads(const BenchFlags& flags, const BenchPlan& plan, int n_th
   StoredWeights stored;
   options.on_linear = [&](std::span<const LinearSource> sources, const Linear& w) { stored.add(sources, w); };
   const LoadedModel model = load_model(options);
-  const GeneratorOptions generator = generator_options(flags.model, model);
-  const KvLayout layout = model.config.kv_layout(generator.kv_format, flags.model.block_size);
+  const KvFormat kv_format = kv_format_of(flags.model.kv_cache_dtype, *model.ops);
+  const KvLayout layout = model.config.kv_layout(kv_format, flags.model.block_size);
   const ModelCost cost(model.decoder, stored, static_cast<double>(layout.token_bytes()) * model.config.n_layers);
   const BenchSubject subject{.file = model.path,
                              .type = fmt::format("{} {} {}", model.config.architecture, count_text(cost.params()), stored.main_format()),
@@ -114,11 +115,11 @@ void bench_with_threads(const BenchFlags& flags, const BenchPlan& plan, int n_th
                              .stored_bytes = cost.stored_bytes(),
                              .params = cost.params(),
                              .n_threads = options.n_threads,
-                             .kv_type = name_of(generator.kv_format),
+                             .kv_type = name_of(kv_format),
                              .peaks = measure_peaks(*model.ops, options.n_threads)};
   tell(flags, fmt::format("{}, {} threads: {}; loaded in {}", subject.device, subject.n_threads, subject.peaks.text(),
                           seconds_text(model.load_seconds)));
-  const BenchSettings settings{.kv_format = generator.kv_format,
+  const BenchSettings settings{.kv_format = kv_format,
                                .block_tokens = flags.model.block_size,
                                .repetitions = flags.repetitions,
                                .warm_up = !flags.no_warm_up,

@@ -14,6 +14,7 @@
 #include "cli/read_file.h"
 #include "cli/run_flags.h"
 #include "cli/text_units.h"
+#include "runtime/engine.h"
 
 namespace cachalot {
 namespace {
@@ -28,15 +29,16 @@ struct RunFlags {
   bool raw = false, chat = false, echo = false, special = false, json = false, quiet = false, trace = false, check_finite = false;
 };
 
-// A model and what this run makes of it. `watch` decorates model.ops and is what the generator runs on.
+// A model and what this run makes of it. `watch` decorates model.ops and is what the engine runs on.
 struct Session {
   explicit Session(const RunFlags& flags);
 
   LoadedModel model;
   std::unique_ptr<Ops> watch;
   std::optional<ChatTemplate> chat_template;
-  std::optional<Generator> generator;
   SamplingOptions sampling;
+  double kv_bytes = 0.0;
+  std::unique_ptr<Engine> engine;
 };
 
 Session::Session(const RunFlags& flags) {
@@ -52,7 +54,13 @@ Session::Session(const RunFlags& flags) {
   Ops* ops = model.ops.get();
   if (flags.trace) watch = make_printing_ops(*ops);
   if (flags.check_finite) watch = make_finite_ops(*ops);
-  generator.emplace(watch ? *watch : *ops, model.decoder, generator_options(flags.model, model));
+  if (watch) ops = watch.get();
+  const EngineOptions engine_flags = engine_options(flags.model, model);
+  engine = make_engine(*ops, model.decoder, engine_flags, model.path);
+  const KvLayout layout = model.config.kv_layout(kv_format_of(engine_flags.kv_cache_dtype, *ops), engine_flags.block_tokens);
+  kv_bytes = static_cast<double>(layout.token_bytes()) * model.config.n_layers * engine_flags.block_tokens * engine->stats().blocks_total;
+  if (engine->info().max_context < model.max_context)
+    fmt::print(stderr, "cachalot: there is memory for a context of {} tokens, not {}\n", engine->info().max_context, model.max_context);
 }
 
 ChatPrompt make_prompt(const RunFlags& flags, const Session& session, const std::string& text) {
@@ -68,12 +76,12 @@ ChatPrompt make_prompt(const RunFlags& flags, const Session& session, const std:
   return make_chat_prompt(tokenizer, *session.chat_template, messages);
 }
 
-nlohmann::ordered_json logprobs_json(const Tokenizer& tokenizer, const std::vector<Sampled>& draws) {
+nlohmann::ordered_json logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenEvent>& draws) {
   const auto entry = [&](int token, float logprob) {
     return nlohmann::ordered_json{{"id", token}, {"token", tokenizer.decode({&token, 1})}, {"logprob", logprob}};
   };
   auto list = nlohmann::ordered_json::array();
-  for (const Sampled& draw : draws) {
+  for (const TokenEvent& draw : draws) {
     auto item = entry(draw.token, draw.logprob);
     item["top"] = nlohmann::ordered_json::array();
     for (const TokenLogprob& rival : draw.top) item["top"].push_back(entry(rival.token, rival.logprob));
@@ -109,9 +117,9 @@ void print_json(const Session& session, const Answer& answer, const std::vector<
   write_out(out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
-void print_logprobs(const Tokenizer& tokenizer, const std::vector<Sampled>& draws) {
+void print_logprobs(const Tokenizer& tokenizer, const std::vector<TokenEvent>& draws) {
   const auto text = [&](int token) { return "\"" + printable(tokenizer.decode({&token, 1}), 40) + "\""; };
-  for (const Sampled& draw : draws) {
+  for (const TokenEvent& draw : draws) {
     fmt::print(stderr, "{:8} {:9.4f}  {:<16}", draw.token, draw.logprob, text(draw.token));
     for (const TokenLogprob& rival : draw.top) fmt::print(stderr, "  {} {:.4f}", text(rival.token), rival.logprob);
     fmt::print(stderr, "\n");
@@ -120,7 +128,7 @@ void print_logprobs(const Tokenizer& tokenizer, const std::vector<Sampled>& draw
 
 int run_once(const RunFlags& flags, Session& session, const std::string& text) {
   const ChatPrompt prompt = make_prompt(flags, session, text);
-  GenerationRequest request;
+  Request request;
   request.prompt = prompt.ids;
   request.sampling = session.sampling;
   request.max_tokens = flags.sampling.max_tokens;
@@ -131,7 +139,7 @@ int run_once(const RunFlags& flags, Session& session, const std::string& text) {
   const auto show = [&](std::string_view piece) {
     if (!flags.json) write_out(piece);
   };
-  const Answer answer = generate_answer(*session.generator, *session.model.tokenizer, std::move(request),
+  const Answer answer = generate_answer(*session.engine, *session.model.tokenizer, std::move(request),
                                         {.stops = flags.sampling.stop, .show_special = flags.special}, show);
   if (flags.json) {
     print_json(session, answer, prompt.ids);
@@ -142,7 +150,10 @@ int run_once(const RunFlags& flags, Session& session, const std::string& text) {
       fmt::print(stderr, "\n{}loaded in {}   seed {}   ended by {}\n", describe(answer.times), seconds_text(session.model.load_seconds),
                  session.sampling.seed, answer.interrupted ? "Ctrl-C" : name_of(answer.finish));
   }
-  if (answer.finish == FinishReason::error) fail("{}: the logits are not finite; --check-finite tells where it began", session.model.path);
+  if (answer.finish == FinishReason::error) {
+    if (flags.check_finite) fail("{}", answer.error);
+    fail("{}: {}; --check-finite tells where numbers went wrong", session.model.path, answer.error);
+  }
   return answer.interrupted ? kExitInterrupted : kExitOk;
 }
 
@@ -159,13 +170,14 @@ int run(const RunFlags& flags) {
   if (!session.chat_template)
     fail("{}: the model has no chat template for a conversation; give a text to continue with -p, or a template with --chat-template-file",
          session.model.path);
-  return run_chat(session.model, *session.chat_template, *session.generator,
+  return run_chat(session.model, *session.chat_template, *session.engine,
                   {.system = flags.system,
                    .sampling = session.sampling,
                    .max_tokens = flags.sampling.max_tokens,
                    .ignore_eos = flags.sampling.ignore_eos,
                    .answer = {.stops = flags.sampling.stop, .show_special = flags.special},
-                   .show_speed = !flags.quiet});
+                   .show_speed = !flags.quiet,
+                   .kv_bytes = session.kv_bytes});
 }
 
 }  // namespace

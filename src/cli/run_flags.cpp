@@ -106,16 +106,12 @@ void add_cache_flags(CLI::App& command, ModelFlags& flags) {
       ->group(group);
 }
 
-GeneratorOptions generator_options(const ModelFlags& flags, const LoadedModel& model) {
-  GeneratorOptions options;
-  options.max_context = model.max_context;
-  options.chunk = std::min(flags.prefill_chunk, model.max_context);
-  options.block_tokens = flags.block_size;
-  const std::string& type = flags.kv_cache_dtype;
-  if (type == "auto") options.kv_format = model.ops->activation() == DType::bf16 ? KvFormat::bf16 : KvFormat::f32;
-  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::fp8})
-    if (type == name_of(format)) options.kv_format = format;
-  return options;
+EngineOptions engine_options(const ModelFlags& flags, const LoadedModel& model) {
+  return {.max_context = model.max_context,
+          .max_requests = 1,
+          .max_step_tokens = std::min(flags.prefill_chunk, model.max_context),
+          .block_tokens = flags.block_size,
+          .kv_cache_dtype = flags.kv_cache_dtype};
 }
 
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {

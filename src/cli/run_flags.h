@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cachalot/engine.h"
 #include "cli/load_model.h"
-#include "runtime/generator.h"
 
 namespace cachalot {
 
@@ -26,7 +26,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags);
 void add_kv_flags(CLI::App& command, ModelFlags& flags);
 // Those, -c and --prefill-chunk: for commands that generate.
 void add_cache_flags(CLI::App& command, ModelFlags& flags);
-GeneratorOptions generator_options(const ModelFlags& flags, const LoadedModel& model);
+// For one request at a time.
+EngineOptions engine_options(const ModelFlags& flags, const LoadedModel& model);
 
 struct SamplingFlags {
   std::optional<float> temperature, top_p, min_p, repetition_penalty;

@@ -11,6 +11,8 @@ namespace {
 constexpr int kMinChunk = 16;  // prompt rows that a step takes in any case, so that prompts move
 // Tokens of a stream without a target of its own come at most this many times slower than without prompts beside it.
 constexpr double kDefaultSlowdown = 5.0;
+// No step of a lower class may be longer than this part of the time that a first token of a higher one has.
+constexpr double kShareOfFirstToken = 0.2;
 constexpr double kMargin = 0.9;  // of a target, since costs are estimates
 
 }  // namespace
@@ -65,15 +67,20 @@ void Scheduler::plan_decodes(double now) {
   }
 }
 
-// Prompt rows of this class that keep the gaps between tokens of the streams that are at least as urgent.
+// Prompt rows of this class that keep the gaps between tokens of the streams that are at least as urgent, and the first tokens of those to
+// come.
 int Scheduler::prompt_rows_beside_decodes(Priority priority) const {
   double seconds = std::numeric_limits<double>::infinity();
   for (size_t c = 0; c <= index(priority); ++c) {
     const bool decodes = std::any_of(plan_.items.begin(), plan_.items.end(),
                                      [&](const StepPlan::Item& item) { return !item.is_prompt && index(item.task->priority) == c; });
+    const ClassTargets& targets = options_.targets[c];
+    // Whoever comes during a step waits for its end.
+    if (c < index(priority) && targets.first_token_seconds > 0.0)
+      seconds = std::min(seconds, kShareOfFirstToken * targets.first_token_seconds);
     if (!decodes) continue;
-    if (const double target = options_.targets[c].token_gap_seconds; target > 0.0)
-      seconds = std::min(seconds, kMargin * target);
+    if (targets.token_gap_seconds > 0.0)
+      seconds = std::min(seconds, kMargin * targets.token_gap_seconds);
     else if (c == index(Priority::interactive))
       seconds = std::min(seconds, kDefaultSlowdown * pace_.decode_seconds());
   }

@@ -10,7 +10,7 @@
 #include "cpu/cpu_ops.h"
 #include "ops/ref_ops.h"
 #include "ops/trace_ops.h"
-#include "runtime/generator.h"
+#include "runtime/runner.h"
 #include "support/support.h"
 
 namespace cachalot::test {
@@ -75,13 +75,8 @@ TEST_P(GoldenModel, HiddenStates) {
 TEST_P(GoldenModel, GreedyIds) {
   const Golden golden = read_golden(folder());
   TestModel model = load_model(folder(), backend().make());
-  Generator generator(*model.ops, model.decoder, {.max_context = 64, .chunk = 16});
-  GenerationRequest request{.prompt = {golden.greedy.begin(), golden.greedy.begin() + 16}, .max_tokens = 24, .ignore_eos = true};
-  request.sampling.temperature = 0;
-  const int id = generator.add(request);
-  while (generator.step([](const GenerationEvent&) {})) {
-  }
-  EXPECT_EQ(generator.sequence(id).tokens, golden.greedy);
+  const std::vector<int> prompt(golden.greedy.begin(), golden.greedy.begin() + 16);
+  EXPECT_EQ(greedy_texts(model, {prompt}, 24, {.max_context = 64, .max_step_tokens = 16})[0], golden.greedy);
 }
 
 TEST_P(GoldenModel, ChunkSizesBlockSizesAndFormsAgree) {
@@ -104,22 +99,11 @@ TEST_P(GoldenModel, ChunkSizesBlockSizesAndFormsAgree) {
 TEST_P(GoldenModel, AloneEqualsInABatchOfSeven) {
   const Golden golden = read_golden(folder());
   TestModel model = load_model(folder(), backend().make());
-  const auto run = [&](int max_requests, const std::vector<std::vector<int>>& prompts) {
-    Generator generator(*model.ops, model.decoder, {.max_context = 128, .max_requests = max_requests, .chunk = 40});
-    std::vector<int> ids;
-    for (const auto& prompt : prompts) {
-      GenerationRequest request{.prompt = prompt, .max_tokens = 12, .ignore_eos = true};
-      request.sampling.temperature = 0;
-      ids.push_back(generator.add(request));
-    }
-    while (generator.step([](const GenerationEvent&) {})) {
-    }
-    std::vector<std::vector<int>> out;
-    for (const int id : ids) out.push_back(generator.sequence(id).tokens);
-    return out;
-  };
   std::vector<std::vector<int>> prompts;
   for (int i = 0; i < 7; ++i) prompts.emplace_back(golden.input_ids.begin() + i, golden.input_ids.begin() + i + 5 + 13 * i);
+  const auto run = [&](int max_requests, const std::vector<std::vector<int>>& some) {
+    return greedy_texts(model, some, 12, {.max_context = 128, .max_requests = max_requests, .max_step_tokens = 40});
+  };
   const auto together = run(7, prompts);
   for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(run(1, {prompts[i]})[0], together[i]) << "request " << i;
 }

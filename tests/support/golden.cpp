@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "io/safetensors.h"
+#include "runtime/engine.h"
 #include "runtime/runner.h"
 #include "support/support.h"
 
@@ -71,6 +72,23 @@ std::vector<float> run_logits(TestModel& model, const std::vector<int>& ids, con
                         static_cast<size_t>(n_new) * static_cast<size_t>(vocab) * sizeof(float));
   }
   return out;
+}
+
+std::vector<std::vector<int>> greedy_texts(const TestModel& model, const std::vector<std::vector<int>>& prompts, int n,
+                                           const EngineOptions& options) {
+  double clock = 0.0;
+  EngineCore core(make_decoder_model(*model.ops, model.decoder, decoder_model_options(*model.ops, model.decoder, options)),
+                  {.check_invariants = true}, [&] { return clock += 1e-3; });
+  std::vector<std::vector<int>> texts = prompts;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Request request{.prompt = prompts[i], .max_tokens = n, .ignore_eos = true};
+    request.sampling.temperature = 0;
+    core.add(
+        static_cast<RequestId>(i), std::move(request),
+        [&](const TokenEvent& e) { texts[static_cast<size_t>(e.request)].push_back(e.token); }, 0.0);
+  }
+  while (core.has_work()) core.step();
+  return texts;
 }
 
 float max_abs(const std::vector<float>& values) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cachalot/engine.h"
 #include "model/decoder.h"
 
 namespace cachalot::test {
@@ -37,6 +38,10 @@ struct RunOptions {
   KvFormat kv_format = KvFormat::f32;
 };
 std::vector<float> run_logits(TestModel& model, const std::vector<int>& ids, const RunOptions& options = {});
+
+// Prompts and what the engine adds to them greedily, up to n tokens, end tokens ignored.
+std::vector<std::vector<int>> greedy_texts(const TestModel& model, const std::vector<std::vector<int>>& prompts, int n,
+                                           const EngineOptions& options);
 
 float max_abs(const std::vector<float>& values);
 float max_abs_difference(const std::vector<float>& a, const std::vector<float>& b);
