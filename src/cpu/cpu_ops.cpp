@@ -33,9 +33,10 @@ CpuOps::CpuOps(const CpuOptions& options)
     : kernels_(select_kernels()),
       pool_(options.pool ? options.pool : std::make_shared<ThreadPool>(options.n_threads, options.pin)),
       arena_(arena_memory),
-      int8_activations_(options.int8_activations && kernels_.wide.quantise != nullptr),
+      rounds_activations_(!options.f32_products && kernels_.wide.quantise != nullptr),
+      bf16_prompts_(options.bf16_prompts && !options.f32_products),
       scratch_(static_cast<size_t>(pool_->size())) {
-  name_ = std::string("cpu-") + kernels_.name + (int8_activations_ ? "-int8" : "");
+  name_ = std::string("cpu-") + kernels_.name + (options.f32_products ? "-f32" : "");
 }
 
 const CpuPacked& packed_of(const Linear& w) {
@@ -47,7 +48,7 @@ const CpuPacked& packed_of(const Linear& w) {
 }
 
 Linear CpuOps::pack(std::span<const LinearSource> row_segments) {
-  auto packed = pack_weights(row_segments, weights_, *pool_, int8_activations_ ? &kernels_.wide : nullptr);
+  auto packed = pack_weights(row_segments, weights_, *pool_, rounds_activations_ ? &kernels_.wide : nullptr);
   return {.out = packed->out, .in = packed->in, .n_matrices = packed->n_matrices, .first = 0, .packed = packed};
 }
 

@@ -14,9 +14,12 @@ struct CpuOptions {
   int n_threads = 0;                 // 0: one per physical core
   bool pin = false;                  // tie the workers to CPUs of their own
   std::shared_ptr<ThreadPool> pool;  // use this one and ignore the two above
-  // Where the CPU has AVX2: multiply integer weights with activations rounded to int8, a scale per 32. Several times faster, with
-  // an error of about 0.4% of the largest activation of each 32. Chosen at pack; elsewhere without effect.
-  bool int8_activations = false;
+  // Where the CPU has AVX2, integer weights are multiplied with activations rounded to 16 bits (a scale per 256, error 1.6e-5 of the
+  // largest), several times faster than in f32 and the same to the bit on every level. True keeps those products in f32 too. Read at pack.
+  bool f32_products = false;
+  // With AMX: products of 32 rows or more, of any weights but f32, in bf16 with sums in f32. The fastest for prompts, but a row's result
+  // then depends in its last bits on how many rows it came with.
+  bool bf16_prompts = true;
 };
 
 // Throws Error when the environment variable CACHALOT_ISA names an instruction set that is unknown or not there.

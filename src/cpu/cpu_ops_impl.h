@@ -24,6 +24,10 @@ struct AttentionTask;
 struct Input {
   const float* const* rows = nullptr;       // [n_tokens] rows of padded_in
   const QuantisedRow* quantised = nullptr;  // [n_tokens] for wide segments
+  // For products on tiles; see TileKernels.
+  const uint8_t* tiles = nullptr;  // null: not on tiles
+  const float* sums = nullptr;     // of tiles of bytes
+  bool bf16 = false;               // tiles of bf16, or of pairs of them for segments that are not wide
 };
 
 // One matrix applied to some rows: y[t] = W x[t]. Several jobs are cut into tasks together, so that the experts of a step, or the heads of
@@ -95,6 +99,8 @@ class CpuOps : public Ops {
   // which are `known` when the caller has them for x.
   const Input* inputs_of(const CpuPacked& w, const float* const* x, int n_tokens, const QuantisedRow* known = nullptr);
   const QuantisedRow* quantise(const float* const* x, int n_tokens, int n);
+  void lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input);
+  size_t product_floats(const CpuPacked& w) const;  // scratch that multiply() may take
   void run_products(std::span<const Job> jobs, float beta);
   void run_swiglu_jobs(std::span<const Job> jobs);
   void run_swiglu(std::span<const Job> jobs);
@@ -111,7 +117,7 @@ class CpuOps : public Ops {
   std::shared_ptr<ThreadPool> pool_;
   Arena arena_;
   HugeMemory weights_;
-  bool int8_activations_;
+  bool rounds_activations_, bf16_prompts_;
   struct alignas(64) Scratch {
     std::shared_ptr<std::byte> memory;
     size_t floats = 0;

@@ -64,6 +64,12 @@ KernelTable with_bf16_attention(const KernelTable& base, const char* name) {
   t.attention[static_cast<int>(Element::bf16)] = kAvx512Bf16Attention;
   return t;
 }
+KernelTable with_tiles(const KernelTable& base, const char* name) {
+  KernelTable t = base;
+  t.name = name;
+  t.tiles = kAmxKernels;
+  return t;
+}
 #endif
 
 }  // namespace
@@ -110,10 +116,12 @@ std::span<const IsaLevel> isa_levels() {
   static const KernelTable avx512 = with_wide(kAvx512Table, "avx512", kAvx2WideKernels);
   static const KernelTable avx512vnni = with_wide(kAvx512Table, "avx512vnni", kAvx512VnniKernels);
   static const KernelTable avx512bf16 = with_bf16_attention(avx512vnni, "avx512bf16");
+  static const KernelTable amx = with_tiles(avx512bf16, "amx");
 #endif
   static const auto levels = std::to_array<IsaLevel>({
 #if defined(__x86_64__)
-    {"avx512bf16", kAvx512Needs | kAvx512vnni | kAvx512bf16, &avx512bf16}, {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni},
+    {"amx", kAvx512Needs | kAvx512vnni | kAvx512bf16 | kAmxTile | kAmxInt8 | kAmxBf16, &amx},
+        {"avx512bf16", kAvx512Needs | kAvx512vnni | kAvx512bf16, &avx512bf16}, {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni},
         {"avx512", kAvx512Needs, &avx512}, {"avx2", kAvx2Needs, &avx2},
 #endif
     {

@@ -12,6 +12,8 @@ constexpr int64_t kPanelFloats = 64 * 1024;  // 256 KiB: a quarter of the smalle
 constexpr int kMaxPanelRows = 64;
 constexpr int64_t kLeastPerTask = 64 * 1024;  // weights; a microsecond or more, above the cost of handing a task out
 constexpr int kTasksPerWorker = 6;            // room to even out workers that the system slows down
+// Tokens from which tiles beat registers, and from which opening weights to bf16 pays.
+constexpr int kTileTokens = 8, kBf16Tokens = 32;
 
 void check_rows(const View& x, const View& y) {
   CACHALOT_CHECK(x.dtype == DType::f32 && y.dtype == DType::f32, "{} -> {}", name_of(x.dtype), name_of(y.dtype));
@@ -39,20 +41,43 @@ float* const* CpuOps::rows_of(const View& x) {
 }
 
 const QuantisedRow* CpuOps::quantise(const float* const* x, int n_tokens, int n) {
-  const auto groups = static_cast<size_t>(n / kChunk);
-  const size_t row_floats = (static_cast<size_t>(n) / sizeof(float) + 4 * groups + 15) / 16 * 16;
+  const auto chunks = static_cast<size_t>(n / kChunk), scales = (chunks + kScaleChunks - 1) / kScaleChunks;
+  const size_t row_bytes = (chunks * sizeof(ActivationChunk) + scales * sizeof(float) + 63) / 64 * 64;
   auto* const rows = take<QuantisedRow>(static_cast<size_t>(n_tokens));
-  float* const memory = take<float>(row_floats * static_cast<size_t>(n_tokens));
+  auto* const memory = take<uint8_t>(row_bytes * static_cast<size_t>(n_tokens));
   const auto task = [&](int t, int) {
-    float* const scale = memory + static_cast<size_t>(t) * row_floats;
-    float *const sum32 = scale + groups, *const sum16 = sum32 + groups;
-    auto* const q = reinterpret_cast<int8_t*>(sum16 + 2 * groups);
-    kernels_.wide.quantise(x[t], n, q, scale, sum32, sum16);
-    rows[t] = {.q = q, .scale = scale, .sum32 = sum32, .sum16 = sum16};
+    auto* const to = reinterpret_cast<ActivationChunk*>(memory + static_cast<size_t>(t) * row_bytes);
+    auto* const scale = reinterpret_cast<float*>(to + chunks);
+    kernels_.wide.quantise(x[t], n, to, scale);
+    rows[t] = {.chunks = to, .scale = scale};
   };
   constexpr int64_t kSmall = 65536;
   parallel(n_tokens, static_cast<int64_t>(n_tokens) * n < kSmall, task);
   return rows;
+}
+
+// The tiles of an input whose rows, and for wide segments their rounded form, are known.
+void CpuOps::lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input) {
+  const TileKernels& tiles = kernels_.tiles;
+  const auto n_tiles = (n_tokens + kTileTokenRows - 1) / kTileTokenRows, chunks = n / kChunk;
+  const size_t tile_bytes = static_cast<size_t>(chunks) * kTileBytes, tile_sums = static_cast<size_t>(chunks) * kTileTokenRows;
+  auto* const memory = take<uint8_t>(static_cast<size_t>(n_tiles) * tile_bytes);
+  float* const sums = input.bf16 ? nullptr : take<float>(static_cast<size_t>(n_tiles) * tile_sums);
+  const auto task = [&](int i, int) {
+    const int first = i * kTileTokenRows, rows = std::min(kTileTokenRows, n_tokens - first);
+    uint8_t* const to = memory + static_cast<size_t>(i) * tile_bytes;
+    if (!input.bf16) {
+      tiles.gather_bytes(input.quantised + first, rows, n, to, sums + static_cast<size_t>(i) * tile_sums);
+    } else if (s.wide) {
+      tiles.gather_bf16(input.rows + first, rows, n, to);
+    } else {
+      tiles.gather_pairs(input.rows + first, rows, n, to);
+    }
+  };
+  constexpr int64_t kSmall = 65536;
+  parallel(n_tiles, static_cast<int64_t>(n_tokens) * n < kSmall, task);
+  input.tiles = memory;
+  input.sums = sums;
 }
 
 const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_tokens, const QuantisedRow* known) {
@@ -76,48 +101,70 @@ const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_
       from = rows;
       if (perm.empty()) plain = rows;
     }
-    const QuantisedRow* quantised = nullptr;
-    if (w.segments[s].wide) {
+    const bool wide = w.segments[s].wide, on_tiles = kernels_.tiles.gather_bytes != nullptr && n_tokens >= kTileTokens;
+    inputs[s] = {.rows = from, .bf16 = on_tiles && bf16_prompts_ && n_tokens >= kBf16Tokens && w.segments[s].codec != Codec::f32};
+    if (wide && !inputs[s].bf16) {
       if (!perm.empty()) {
-        quantised = quantise(from, n_tokens, w.padded_in);
+        inputs[s].quantised = quantise(from, n_tokens, w.padded_in);
       } else {
         if (plain_quantised == nullptr) plain_quantised = quantise(from, n_tokens, w.padded_in);
-        quantised = plain_quantised;
+        inputs[s].quantised = plain_quantised;
       }
     }
-    inputs[s] = {.rows = from, .quantised = quantised};
+    if (inputs[s].bf16 || (wide && on_tiles)) {
+      const Input* const same = std::find_if(inputs, inputs + s, [&](const Input& other) {
+        return other.tiles != nullptr && other.rows == from && other.bf16 == inputs[s].bf16 &&
+               w.segments[static_cast<size_t>(&other - inputs)].wide == wide;
+      });
+      if (same != inputs + s) {
+        inputs[s] = *same;
+      } else {
+        lay_out_tiles(w.segments[s], n_tokens, w.padded_in, inputs[s]);
+      }
+    }
   }
   return inputs;
 }
 
+size_t CpuOps::product_floats(const CpuPacked& w) const {
+  const size_t panel = static_cast<size_t>(panel_rows(w)) * static_cast<size_t>(w.padded_in);
+  return panel + (kernels_.tiles.scratch_bytes != nullptr ? kernels_.tiles.scratch_bytes(w.padded_in) / sizeof(float) : 0);
+}
+
 void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker) {
   const CpuPacked& w = *job.w;
+  const Input& x = job.x[segment];
   const auto codec = static_cast<int>(s.codec);
-  if (s.wide) {
-    kernels_.wide.product[codec](w.wide_rows(s, job.matrix, row, n), {.x = job.x[segment].quantised,
-                                                                      .y = y,
-                                                                      .y_col = y_col,
-                                                                      .n_tokens = job.n_tokens,
-                                                                      .bias = s.bias.empty() ? nullptr : s.bias.data() + row,
-                                                                      .beta = beta});
-    return;
-  }
-  Product product{.x = job.x[segment].rows, .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = nullptr, .beta = beta};
   const auto bias = [&](int r) { return s.bias.empty() ? nullptr : s.bias.data() + r; };
-  if (job.n_tokens <= kernels_.gemv_max_tokens) {
-    product.bias = bias(row);
-    kernels_.gemv[codec](w.rows(s, job.matrix, row, n), product);
+  const int step = panel_rows(w);
+  const bool decodes = !s.wide && (x.tiles != nullptr || job.n_tokens > kernels_.gemv_max_tokens);
+  float* const panel = decodes || x.tiles != nullptr ? scratch(worker, product_floats(w)) : nullptr;
+  WideProduct product{.x = x.quantised, .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = bias(row), .beta = beta};
+  product.tiles = x.tiles;
+  product.sums = x.sums;
+  if (x.tiles != nullptr)
+    product.scratch = reinterpret_cast<uint8_t*>(panel + static_cast<size_t>(step) * static_cast<size_t>(w.padded_in));
+  if (s.wide) {
+    const auto& products = x.tiles == nullptr ? kernels_.wide.product : x.bf16 ? kernels_.tiles.bf16 : kernels_.tiles.bytes;
+    products[codec](w.wide_rows(s, job.matrix, row, n), product);
     return;
   }
-  const int step = panel_rows(w);
-  float* const panel = scratch(worker, static_cast<size_t>(step) * static_cast<size_t>(w.padded_in));
+  Product plain{.x = x.rows, .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = bias(row), .beta = beta};
+  if (!decodes) {
+    kernels_.gemv[codec](w.rows(s, job.matrix, row, n), plain);
+    return;
+  }
   for (int r = 0; r < n; r += step) {
     const int rows = std::min(step, n - r);
     kernels_.decode[codec](w.rows(s, job.matrix, row + r, rows), panel, w.padded_in);
-    product.y_col = y_col + r;
-    product.bias = bias(row + r);
-    kernels_.gemm[0]({.data = panel, .stride = w.padded_in * static_cast<int64_t>(sizeof(float)), .n_rows = rows, .n_cols = w.padded_in},
-                     product);
+    plain.y_col = product.y_col = y_col + r;
+    plain.bias = product.bias = bias(row + r);
+    const Panel decoded{.data = panel, .stride = w.padded_in * static_cast<int64_t>(sizeof(float)), .n_rows = rows, .n_cols = w.padded_in};
+    if (x.tiles != nullptr) {
+      kernels_.tiles.gemm_bf16(decoded, product);
+    } else {
+      kernels_.gemm[0](decoded, plain);
+    }
   }
 }
 
@@ -180,8 +227,8 @@ void CpuOps::run_swiglu(std::span<const Job> jobs) {
     for (int row = group * kWideRows; row < end; row += kMaxPanelRows) {
       const int n = std::min(kMaxPanelRows, end - row);
       multiply(job, gate, 0, row, n, job.y, row, 0.0f, worker);
-      // Behind the panel that multiply uses: row pointers, then rows.
-      const size_t panel = static_cast<size_t>(panel_rows(w)) * static_cast<size_t>(w.padded_in);
+      // Behind what multiply uses: row pointers, then rows.
+      const size_t panel = product_floats(w);
       constexpr size_t kPointer = 2;  // floats that a pointer takes
       static_assert(sizeof(float*) == kPointer * sizeof(float));
       float* const memory = scratch(worker, panel + n_tokens * (kMaxPanelRows + kPointer)) + panel;

@@ -1,6 +1,6 @@
 // The packed form of weights: rows in groups of four whose blocks are interleaved, [matrices][groups][blocks][4][block bytes], so that the
 // kernel that multiplies four rows at a time reads one stream. Rows are padded with zeros to whole groups and to 32 columns.
-// With int8 activations the integer formats take the layout of wide_pack.h instead.
+// Integer formats that have products with rounded activations take the layout of wide_pack.h instead.
 // Private to src/cpu: kernels see WeightRows or WideRows, everything else a Linear.
 #pragma once
 

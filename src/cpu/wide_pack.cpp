@@ -1,6 +1,7 @@
-// Packing into, and reading rows back from, the wide layout. Plain byte work: it runs once per weight at load.
+// Packing into, and reading rows back from, the wide layout: once per weight at load, four codes of a row at a time.
 #include "cpu/wide_pack.h"
 
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -40,17 +41,37 @@ Layout layout_of(Codec codec) {
   }
 }
 
-void put_code(const Layout& l, uint8_t* unit, int chunk, int r, int column, int code) {
-  const int step = column / 4, at = r * 4 + column % 4;
-  uint8_t* const codes = unit + l.codes + l.code_step * chunk;
+// Four codes of a row are the bytes of a word, as they lie in a step; a chunk is eight such words. Everything below works on words.
+using Steps = std::array<uint32_t, kChunk / 4>;
+constexpr uint32_t each(uint32_t byte) { return byte * 0x01010101u; }
+
+void put_word(uint8_t* at, uint32_t word) { std::memcpy(at, &word, sizeof word); }
+uint32_t word_at(const uint8_t* at) {
+  uint32_t word;
+  std::memcpy(&word, at, sizeof word);
+  return word;
+}
+
+// Chunk `chunk` of row r.
+void put_codes(const Layout& l, uint8_t* unit, int chunk, int r, const Steps& q) {
+  uint8_t* const codes = unit + l.codes + l.code_step * chunk + 4 * r;
   if (l.bits == 8) {
-    codes[64 * step + at] = static_cast<uint8_t>(code);
+    for (size_t s = 0; s < q.size(); ++s) put_word(codes + 64 * s, q[s]);
     return;
   }
-  codes[64 * (step / 2) + at] |= static_cast<uint8_t>((code & 15) << (4 * (step % 2)));
-  uint8_t* const high = unit + l.high + l.code_step * chunk;
-  if (l.bits == 5) high[at] |= static_cast<uint8_t>(((code >> 4) & 1) << step);
-  if (l.bits == 6) high[64 * (step / 4) + at] |= static_cast<uint8_t>(((code >> 4) & 3) << (2 * (step % 4)));
+  for (size_t i = 0; i < q.size() / 2; ++i) put_word(codes + 64 * i, (q[2 * i] & each(15)) | ((q[2 * i + 1] & each(15)) << 4));
+  uint8_t* const high = unit + l.high + l.code_step * chunk + 4 * r;
+  if (l.bits == 5) {
+    uint32_t fifth = 0;
+    for (size_t s = 0; s < q.size(); ++s) fifth |= ((q[s] >> 4) & each(1)) << s;
+    put_word(high, fifth);
+  } else if (l.bits == 6) {
+    for (size_t h = 0; h < 2; ++h) {
+      uint32_t upper = 0;
+      for (size_t s = 0; s < 4; ++s) upper |= ((q[4 * h + s] >> 4) & each(3)) << (2 * s);
+      put_word(high + 64 * h, upper);
+    }
+  }
 }
 int get_code(const Layout& l, const uint8_t* unit, int chunk, int r, int column) {
   const int step = column / 4, at = r * 4 + column % 4;
@@ -63,19 +84,21 @@ int get_code(const Layout& l, const uint8_t* unit, int chunk, int r, int column)
   return code;
 }
 
-// The stored blocks, element by element: 32 codes of chunk c as they are multiplied, offsets not taken off. See tensor/format.h.
-void nibbles(const uint8_t* qs, int* q) {
-  for (int j = 0; j < 16; ++j) {
-    q[j] = qs[j] & 15;
-    q[j + 16] = qs[j] >> 4;
+// The stored blocks: 32 codes of chunk c as they are multiplied, offsets not taken off. See tensor/format.h.
+// Sixteen bytes whose lower nibbles are elements 0..15 and whose upper ones 16..31.
+void nibbles(const uint8_t* qs, Steps& q) {
+  for (size_t j = 0; j < 4; ++j) {
+    const uint32_t both = word_at(qs + 4 * j);
+    q[j] = both & each(15);
+    q[j + 4] = (both >> 4) & each(15);
   }
 }
-void add_bits(const uint8_t* qh, int* q) {
-  uint32_t bits;
-  std::memcpy(&bits, qh, sizeof bits);
-  for (int e = 0; e < 32; ++e) q[e] |= static_cast<int>((bits >> e) & 1u) << 4;
+// Element e's fifth bit is bit e of a word: four bits are spread to the lowest of four bytes by a multiplication.
+void add_bits(const uint8_t* qh, Steps& q) {
+  const uint32_t bits = word_at(qh);
+  for (size_t s = 0; s < q.size(); ++s) q[s] |= ((((bits >> (4 * s)) & 15u) * 0x00204081u) & each(1)) << 4;
 }
-void read_codes(Codec codec, const uint8_t* b, int c, int* q) {
+void read_codes(Codec codec, const uint8_t* b, int c, Steps& q) {
   switch (codec) {
     case Codec::q4_0:
     case Codec::iq4_nl: return nibbles(b + 2, q);
@@ -83,22 +106,25 @@ void read_codes(Codec codec, const uint8_t* b, int c, int* q) {
     case Codec::q5_0: nibbles(b + 6, q); return add_bits(b + 2, q);
     case Codec::q5_1: nibbles(b + 8, q); return add_bits(b + 4, q);
     case Codec::q8_0:
-      for (int e = 0; e < 32; ++e) q[e] = static_cast<int8_t>(b[2 + e]) + 128;
+      for (size_t s = 0; s < q.size(); ++s) q[s] = word_at(b + 2 + 4 * s) ^ each(128);
       return;
     case Codec::mxfp4: return nibbles(b + 1, q);
     case Codec::iq4_xs: return nibbles(b + 8 + 16 * c, q);
     case Codec::q4_k:
-      for (int e = 0; e < 32; ++e) q[e] = (b[16 + 32 * (c / 2) + e] >> (4 * (c % 2))) & 15;
+      for (size_t s = 0; s < q.size(); ++s) q[s] = (word_at(b + 16 + 32 * (c / 2) + 4 * s) >> (4 * (c % 2))) & each(15);
       return;
     case Codec::q5_k:
-      for (int e = 0; e < 32; ++e) q[e] = ((b[48 + 32 * (c / 2) + e] >> (4 * (c % 2))) & 15) | (((b[16 + e] >> c) & 1) << 4);
+      for (size_t s = 0; s < q.size(); ++s)
+        q[s] = ((word_at(b + 48 + 32 * (c / 2) + 4 * s) >> (4 * (c % 2))) & each(15)) | (((word_at(b + 16 + 4 * s) >> c) & each(1)) << 4);
       return;
-    case Codec::q6_k:
-      for (int e = 0; e < 32; ++e) {
-        const int half = c / 4, run = c % 4, pair = b[64 * half + 32 * (run % 2) + e];
-        q[e] = (run < 2 ? pair & 15 : pair >> 4) | (((b[128 + 32 * half + e] >> (2 * run)) & 3) << 4);
+    case Codec::q6_k: {
+      const int half = c / 4, run = c % 4;
+      for (size_t s = 0; s < q.size(); ++s) {
+        const uint32_t low = word_at(b + 64 * half + 32 * (run % 2) + 4 * s) >> (run < 2 ? 0 : 4);
+        q[s] = (low & each(15)) | (((word_at(b + 128 + 32 * half + 4 * s) >> (2 * run)) & each(3)) << 4);
       }
       return;
+    }
     default: CACHALOT_CHECK(false, "codec {}", static_cast<int>(codec));
   }
 }
@@ -153,9 +179,20 @@ void put_planar(const LinearSource& s, const Layout& l, const WeightBytes& w, in
   unit[l.zeros + r] = static_cast<uint8_t>(w.zeros[g]);
   const size_t first = static_cast<size_t>(row) * static_cast<size_t>(s.in) + static_cast<size_t>(group) * static_cast<size_t>(s.group);
   const auto* const data = reinterpret_cast<const uint8_t*>(w.data.data());
-  for (int e = 0; e < s.group; ++e) {
-    const size_t at = first + static_cast<size_t>(e);
-    put_code(l, unit, e / kChunk, r, e % kChunk, l.bits == 8 ? data[at] : (data[at / 2] >> (4 * (at % 2))) & 15);
+  for (int c = 0; c < s.group / kChunk; ++c) {
+    const size_t at = first + static_cast<size_t>(c * kChunk);
+    Steps q;
+    for (size_t e = 0; e < q.size(); ++e) {
+      if (l.bits == 8) {
+        q[e] = word_at(data + at + 4 * e);
+      } else {  // two bytes, four nibbles in rising order
+        uint16_t pair;
+        std::memcpy(&pair, data + at / 2 + 2 * e, sizeof pair);
+        const uint32_t bytes = (pair | (static_cast<uint32_t>(pair) << 8)) & 0x00ff00ffu;
+        q[e] = (bytes | (bytes << 4)) & each(15);
+      }
+    }
+    put_codes(l, unit, c, r, q);
   }
 }
 
@@ -211,9 +248,9 @@ void pack_wide_unit(const LinearSource& source, Codec codec, int matrix, int gro
                               static_cast<size_t>(u) * static_cast<size_t>(format.block_bytes);
     put_scales(codec, l, block, r, unit);
     for (int c = 0; c < format.block_elems / kChunk; ++c) {
-      int q[kChunk];
+      Steps q;
       read_codes(codec, block, c, q);
-      for (int e = 0; e < kChunk; ++e) put_code(l, unit, c, r, e, q[e]);
+      put_codes(l, unit, c, r, q);
     }
   }
 }

@@ -3,7 +3,7 @@
 //
 // A backend's test:
 //   for (const OpCase& c : op_cases({.without_ops = {"kv_gather"}})) {
-//     const CaseResult r = run_case(c, *candidate, *reference, {.quantises_activations = true});
+//     const CaseResult r = run_case(c, *candidate, *reference, {.activations_in_16_bits = true});
 //     EXPECT_TRUE(r.ok) << r.text;
 //   }
 // A benchmark:  auto instance = c.prepare(ops, ops.activation()); for (...) instance.call();
@@ -55,8 +55,9 @@ struct CaseFilter {
 std::vector<OpCase> op_cases(const CaseFilter& filter = {});
 
 struct CaseOptions {
-  bool quantises_activations = false;  // of linear maps whose weights are in a block format
-  bool bf16_attention = false;         // rounds queries and softmax weights to bf16 when the cache is in bf16
+  bool activations_in_16_bits = false;  // rounded so in linear maps whose weights are in a block format
+  bool bf16_products = false;           // both operands of linear maps rounded to bf16
+  bool bf16_attention = false;          // rounds queries and softmax weights to bf16 when the cache is in bf16
 };
 
 struct CaseResult {

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <string_view>
 
 #include "cpu/cpu_ops.h"
 #include "cpu/features.h"
@@ -17,9 +16,9 @@ bool attends_in_bf16() { return cpu::select_kernels().attention[static_cast<int>
 class CpuOpCase : public testing::TestWithParam<OpCase> {};
 
 TEST_P(CpuOpCase, AgreesWithReference) {
-  static const std::unique_ptr<Ops> cpu = make_cpu_ops({.n_threads = 3});
+  static const std::unique_ptr<Ops> cpu = make_cpu_ops({.n_threads = 3, .bf16_prompts = false});
   static const std::unique_ptr<Ops> reference = make_ref_ops();
-  const CaseResult result = run_case(GetParam(), *cpu, *reference, {.bf16_attention = attends_in_bf16()});
+  const CaseResult result = run_case(GetParam(), *cpu, *reference, {.activations_in_16_bits = true, .bf16_attention = attends_in_bf16()});
   EXPECT_TRUE(result.ok) << result.text;
 }
 
@@ -31,14 +30,27 @@ std::string test_name(const testing::TestParamInfo<OpCase>& param) {
 }
 INSTANTIATE_TEST_SUITE_P(All, CpuOpCase, testing::ValuesIn(op_cases({.without_names = {"/fp8/"}})), test_name);
 
-TEST(CpuOps, RoundedActivationsStayWithinTheirBound) {
-  const auto ops = make_cpu_ops({.n_threads = 2, .int8_activations = true});
-  if (!std::string_view(ops->name()).ends_with("-int8")) GTEST_SKIP() << ops->name() << " has no integer products";
+TEST(CpuOps, ProductsInF32AgreeMoreClosely) {
+  const auto ops = make_cpu_ops({.n_threads = 2, .f32_products = true});
   const auto reference = make_ref_ops();
-  int n_linear = 0;
+  int n_quantised = 0;
   for (const OpCase& c : op_cases({.without_names = {"/fp8/"}})) {
-    if (c.op == "linear" && n_linear++ % 3 != 0) continue;  // most cases are of this one operation
-    const CaseResult result = run_case(c, *ops, *reference, {.quantises_activations = true, .bf16_attention = attends_in_bf16()});
+    if (!c.quantised || n_quantised++ % 3 != 0) continue;
+    const CaseResult result = run_case(c, *ops, *reference, {.bf16_attention = attends_in_bf16()});
+    EXPECT_TRUE(result.ok) << result.text;
+  }
+}
+
+TEST(CpuOps, ProductsInBf16StayWithinTheirBound) {
+  const auto ops = make_cpu_ops({.n_threads = 2});
+  if (cpu::select_kernels().tiles.gemm_bf16 == nullptr) GTEST_SKIP() << ops->name() << " has no such products";
+  const auto reference = make_ref_ops();
+  int n = 0;
+  for (const OpCase& c : op_cases({.without_names = {"/fp8/"}})) {
+    const bool maps = c.op == "linear" || c.op == "linear_swiglu" || c.op == "head_linear" || c.op == "moe" || c.op == "attend_expanded";
+    if (!maps || n++ % 2 != 0) continue;
+    const CaseResult result =
+        run_case(c, *ops, *reference, {.activations_in_16_bits = true, .bf16_products = true, .bf16_attention = attends_in_bf16()});
     EXPECT_TRUE(result.ok) << result.text;
   }
 }

@@ -21,6 +21,8 @@ TEST(Features, TakesTheBestLevelWhoseNeedsAreMet) {
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAmxTile).name, "avx512");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni).name, "avx512vnni");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16).name, "avx512bf16");
+  EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16 | kAmxTile | kAmxInt8).name, "avx512bf16");
+  EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16 | kAmxTile | kAmxInt8 | kAmxBf16).name, "amx");
 }
 
 TEST(Features, ForcedLevelIsTakenOrRefused) {
@@ -29,7 +31,7 @@ TEST(Features, ForcedLevelIsTakenOrRefused) {
   EXPECT_EQ(error_of([] { select_kernels(kAllAvx2 | kAvx512f, "avx512"); }),
             "CACHALOT_ISA: found \"avx512\", but this machine lacks avx512bw avx512dq avx512vl");
   EXPECT_EQ(error_of([] { select_kernels(kAllAvx512, "neon"); }),
-            "CACHALOT_ISA: found \"neon\", expected one of avx512bf16, avx512vnni, avx512, avx2, scalar");
+            "CACHALOT_ISA: found \"neon\", expected one of amx, avx512bf16, avx512vnni, avx512, avx2, scalar");
 }
 
 TEST(Features, LevelsFallInOrderAndEachTableIsComplete) {

@@ -25,12 +25,14 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// With activations in f32, and rounded to int8 (the same again where the CPU has no such kernels).
+// With integer weights' activations rounded to 16 bits, and in f32 (the same again where the CPU has no integer kernels).
 class Invariance : public testing::TestWithParam<bool> {
  protected:
-  static std::unique_ptr<Ops> make(int n_threads) { return make_cpu_ops({.n_threads = n_threads, .int8_activations = GetParam()}); }
+  static std::unique_ptr<Ops> make(int n_threads) {
+    return make_cpu_ops({.n_threads = n_threads, .f32_products = GetParam(), .bf16_prompts = false});
+  }
 };
-INSTANTIATE_TEST_SUITE_P(Activations, Invariance, testing::Bool(), [](const auto& param) { return param.param ? "int8" : "f32"; });
+INSTANTIATE_TEST_SUITE_P(Activations, Invariance, testing::Bool(), [](const auto& param) { return param.param ? "f32" : "rounded"; });
 
 TEST_P(Invariance, ThreadsDoNotChangeResults) {
   const auto one = make(1), two = make(2), five = make(5);

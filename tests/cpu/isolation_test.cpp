@@ -34,11 +34,14 @@ TEST(Isolation, LowerObjectsHoldNoHigherInstructions) {
   ASSERT_TRUE(code.contains("avx512")) << "no disassembly";
   EXPECT_NE(code.at("avx512").find("%zmm"), std::string::npos);
   EXPECT_NE(code.at("avx2").find("%ymm"), std::string::npos);
+  EXPECT_NE(code.at("amx").find("%tmm"), std::string::npos);
   for (const auto& [member, text] : code) {
+    if (member == "amx") continue;
+    EXPECT_EQ(text.find("%tmm"), std::string::npos) << member;
+    EXPECT_EQ(text.find("tilecfg"), std::string::npos) << member;
+    EXPECT_EQ(text.find("tilerelease"), std::string::npos) << member;
     if (member.starts_with("avx512")) continue;
     EXPECT_EQ(text.find("%zmm"), std::string::npos) << member;
-    EXPECT_EQ(text.find("%tmm"), std::string::npos) << member;
-    EXPECT_EQ(text.find("ldtilecfg"), std::string::npos) << member;
     EXPECT_EQ(text.find("{%k"), std::string::npos) << member;  // mask registers: AVX-512 on short vectors
     if (!member.starts_with("avx2")) {
       EXPECT_EQ(text.find("%ymm"), std::string::npos) << member;
@@ -51,7 +54,7 @@ TEST(Isolation, IsaObjectsDefineNoMergeableSymbols) {
   GTEST_SKIP() << "sanitizers add mergeable symbols of their own";
 #endif
   const auto symbols = by_member(std::string(CACHALOT_NM) + " -C " CACHALOT_CPU_ARCHIVE, ".cpp.o:");
-  for (const char* member : {"scalar", "avx2", "avx2_wide", "avx512", "avx512vnni", "avx512bf16"}) {
+  for (const char* member : {"scalar", "avx2", "avx2_wide", "avx512", "avx512vnni", "avx512bf16", "amx"}) {
     ASSERT_TRUE(symbols.contains(member)) << member;
     for (const char* kind : {" W ", " V ", " u ", " w "}) EXPECT_EQ(symbols.at(member).find(kind), std::string::npos) << member << kind;
   }

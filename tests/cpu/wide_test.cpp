@@ -1,9 +1,10 @@
-// The wide layout and its integer products: codes survive packing to the bit, products are those of the rounded activations, and rounding
-// keeps its bound.
+// The wide layout and its integer products: codes survive packing to the bit, products are those of the rounded activations, the same on
+// every level, and rounding keeps its bound.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "cpu/features.h"
 #include "cpu/pack.h"
@@ -83,38 +84,97 @@ INSTANTIATE_TEST_SUITE_P(Isa, WideProducts, testing::ValuesIn(wide_levels()),
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WideProducts);
 
 struct Rounded {
-  std::vector<int8_t> q;
-  std::vector<float> scale, sum32, sum16;
+  std::vector<ActivationChunk> chunks;
+  std::vector<float> scale;
   QuantisedRow row;
   Rounded(const WideKernels& kernels, const float* x, int n)
-      : q(static_cast<size_t>(n)), scale(static_cast<size_t>(n / 32)), sum32(scale), sum16(static_cast<size_t>(n / 16)) {
-    kernels.quantise(x, n, q.data(), scale.data(), sum32.data(), sum16.data());
-    row = {.q = q.data(), .scale = scale.data(), .sum32 = sum32.data(), .sum16 = sum16.data()};
+      : chunks(static_cast<size_t>(n / 32)), scale(static_cast<size_t>(n + 255) / 256) {
+    kernels.quantise(x, n, chunks.data(), scale.data());
+    row = {.chunks = chunks.data(), .scale = scale.data()};
+  }
+  // The integer that stands for x[k], whichever form the level keeps it in: its product with a weight of 1 in column k alone.
+  [[nodiscard]] int code(const WideKernels& kernels, size_t k) const {
+    alignas(64) uint8_t unit[544] = {};  // q8_0: d = 1 in row 0, codes of 0 but for that column
+    const uint16_t one = 0x3c00;
+    std::memcpy(unit, &one, 2);
+    for (int s = 0; s < 8; ++s) std::memset(unit + 32 + 64 * s, 128, 4);
+    unit[32 + 64 * (k % 32 / 4) + k % 4] = 129;
+    const float unscaled = 1.0f;
+    const QuantisedRow chunk{.chunks = &chunks[k / 32], .scale = &unscaled};
+    float y = 0.0f;
+    float* out = &y;
+    kernels.product[static_cast<int>(Codec::q8_0)]({.data = unit, .n_rows = 1, .n_units = 1, .unit_bytes = 544, .unit_elems = 32},
+                                                   {.x = &chunk, .y = &out, .n_tokens = 1});
+    return static_cast<int>(y);
   }
 };
 
 TEST_P(WideProducts, RoundingKeepsItsBound) {
-  constexpr int kN = 256;
+  constexpr int kN = 576, kTop = 127 * 257;  // the last group is not full
   std::vector<float> x = random_floats(kN, 1);
-  for (size_t k = 32; k < 64; ++k) x[k] = 0.0f;
-  for (size_t k = 64; k < 96; ++k) x[k] *= 1e6f;
+  for (size_t k = 0; k < 256; ++k) x[k] *= 1e6f;
+  x[300] = -40.0f;
   const Rounded r(kernels(), x.data(), kN);
-  for (size_t g = 0; g < kN / 32; ++g) {
+  for (size_t g = 0; g < 3; ++g) {
     float largest = 0.0f;
-    int sum[2] = {0, 0};
-    for (size_t k = 32 * g; k < 32 * (g + 1); ++k) {
-      largest = std::max(largest, std::abs(x[k]));
-      sum[k % 32 / 16] += r.q[k];
-      EXPECT_GE(r.q[k], -127);
-      EXPECT_NEAR(static_cast<float>(r.q[k]) * r.scale[g], x[k], 0.5001f * r.scale[g]) << k;
-    }
-    EXPECT_FLOAT_EQ(r.scale[g], largest / 127.0f);
-    EXPECT_FLOAT_EQ(r.sum16[2 * g], r.scale[g] * static_cast<float>(sum[0]));
-    EXPECT_FLOAT_EQ(r.sum16[2 * g + 1], r.scale[g] * static_cast<float>(sum[1]));
-    EXPECT_FLOAT_EQ(r.sum32[g], r.scale[g] * static_cast<float>(sum[0] + sum[1]));
+    for (size_t k = 256 * g; k < std::min<size_t>(256 * (g + 1), kN); ++k) largest = std::max(largest, std::abs(x[k]));
+    EXPECT_FLOAT_EQ(r.scale[g], largest / kTop);
   }
-  x[70] = std::nanf("");
-  EXPECT_TRUE(std::isnan(Rounded(kernels(), x.data(), kN).scale[2]));
+  for (size_t c = 0; c < kN / 32; ++c) {
+    int half[2] = {0, 0};
+    for (size_t k = 32 * c; k < 32 * (c + 1); ++k) {
+      const int code = r.code(kernels(), k);
+      half[k % 32 / 16] += code;
+      EXPECT_LE(std::abs(code), kTop);
+      EXPECT_NEAR(static_cast<float>(code) * r.scale[k / 256], x[k], 0.502f * r.scale[k / 256]) << k;
+    }
+    EXPECT_EQ(r.chunks[c].half_sum[0], half[0]);
+    EXPECT_EQ(r.chunks[c].half_sum[1], half[1]);
+    EXPECT_EQ(r.chunks[c].sum, half[0] + half[1]);
+    EXPECT_EQ(r.chunks[c].float_sum, static_cast<float>(half[0] + half[1]));
+  }
+  EXPECT_EQ(r.code(kernels(), 300), -kTop);
+}
+TEST_P(WideProducts, RoundingOfZerosTinyAndBadNumbers) {
+  std::vector<float> x(256, 0.0f);
+  EXPECT_EQ(Rounded(kernels(), x.data(), 256).scale[0], 0.0f);
+  x[3] = 1e-41f;
+  EXPECT_EQ(Rounded(kernels(), x.data(), 256).code(kernels(), 3), 0);
+  x[5] = std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(std::isfinite(Rounded(kernels(), x.data(), 256).scale[0]));
+  x[5] = std::nanf("");
+  EXPECT_TRUE(std::isnan(Rounded(kernels(), x.data(), 256).scale[0]));
+}
+
+// y = W x for tokens of the same seed, with kernels of one level.
+std::vector<float> product_of(const WideKernels& kernels, const CpuPacked& packed, int n_tokens) {
+  const Segment& segment = packed.segments[0];
+  const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * packed.in), 4);
+  std::vector<Rounded> rounded;
+  std::vector<QuantisedRow> rows;
+  std::vector<float> y(static_cast<size_t>(n_tokens * packed.out));
+  std::vector<float*> out;
+  for (int t = 0; t < n_tokens; ++t) {
+    rounded.emplace_back(kernels, x.data() + t * packed.in, packed.in);
+    out.push_back(y.data() + t * packed.out);
+  }
+  for (const Rounded& r : rounded) rows.push_back(r.row);
+  kernels.product[static_cast<int>(segment.codec)](packed.wide_rows(segment, 0, 0, packed.out),
+                                                   {.x = rows.data(), .y = out.data(), .n_tokens = n_tokens});
+  return y;
+}
+TEST_P(WideProducts, AreTheSameOnEveryLevel) {
+  HugeMemory memory;
+  ThreadPool pool(1);
+  for (const Format format : wide_formats()) {
+    const LinearSource s = random_source({.format = format, .out = 75, .in = test::rounded_to_blocks(format, 768)}, 3);
+    const auto packed = pack_weights({&s, 1}, memory, pool, &kernels());
+    for (const int n_tokens : {1, 3, 17, 70}) {
+      const std::vector<float> found = product_of(kernels(), *packed, n_tokens);
+      const std::vector<float> plainest = product_of(wide_levels().back()->table->wide, *packed, n_tokens);
+      ASSERT_EQ(std::memcmp(found.data(), plainest.data(), sizeof(float) * found.size()), 0) << info(format).name << " T" << n_tokens;
+    }
+  }
 }
 
 TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
@@ -129,6 +189,7 @@ TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
     ASSERT_TRUE(segment.wide);
     const std::vector<float> bias = random_floats(kOut, 8);
     std::vector<std::vector<float>> alone;
+    std::vector<std::vector<double>> known;  // the rounded activations
     for (const int n_tokens : {1, 2, 5, 8, 15}) {
       const std::vector<float> x = random_floats(static_cast<size_t>(15 * in), 4);
       std::vector<Rounded> rounded;
@@ -140,6 +201,12 @@ TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
         out.push_back(y.data() + t * (kOut + 2));
       }
       for (const Rounded& r : rounded) rows.push_back(r.row);
+      while (known.size() < rounded.size()) {
+        const Rounded& r = rounded[known.size()];
+        known.emplace_back();
+        for (size_t k = 0; k < static_cast<size_t>(in); ++k)
+          known.back().push_back(static_cast<double>(r.scale[k / 256]) * r.code(kernels(), k));
+      }
       kernels().product[static_cast<int>(segment.codec)](
           packed->wide_rows(segment, 0, 0, kOut),
           {.x = rows.data(), .y = out.data(), .y_col = 1, .n_tokens = n_tokens, .bias = bias.data(), .beta = 2.0f});
@@ -149,13 +216,12 @@ TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
         for (int t = 0; t < n_tokens; ++t) {
           double sum = 0.0, size = 0.0;
           for (size_t k = 0; k < w.size(); ++k) {
-            const double term = static_cast<double>(w[k]) * static_cast<double>(rounded[static_cast<size_t>(t)].scale[k / 32]) *
-                                static_cast<double>(rounded[static_cast<size_t>(t)].q[k]);
+            const double term = static_cast<double>(w[k]) * known[static_cast<size_t>(t)][k];
             sum += term;
             size += std::abs(term);
           }
           sum += static_cast<double>(bias[static_cast<size_t>(r)]) + 0.5;
-          ASSERT_NEAR(out[static_cast<size_t>(t)][r + 1], sum, 1e-5 * (size + 1.0)) << info(format).name << " row " << r << " token " << t;
+          ASSERT_NEAR(out[static_cast<size_t>(t)][r + 1], sum, 3e-6 * (size + 1.0)) << info(format).name << " row " << r << " token " << t;
         }
       }
       for (int t = 0; t < n_tokens; ++t) {

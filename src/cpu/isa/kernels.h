@@ -112,17 +112,24 @@ struct AttentionKernels {
   void (*write_row)(const float* row, float factor, int n, float* y) = nullptr;
 };
 
-// ---- products with activations rounded to int8 ----
+// ---- products with activations rounded to 16 bits ----
 
-inline constexpr int kWideRows =
-    16;  // rows of a group in the wide layout of wide_pack.h, one per 32-bit lane of an AVX-512 register, half as many of AVX2
+// Rows of a group in the wide layout of wide_pack.h: one per 32-bit lane of an AVX-512 register, half as many of AVX2.
+inline constexpr int kWideRows = 16;
+inline constexpr int kScaleChunks = 8;  // 256 activations share a scale
 
-// A row of activations as int8, in groups of 32 with a scale each: x[k] is about scale[k / 32] * q[k].
+// 32 activations as integers v of at most 127 * 257 in magnitude, in the form that the instruction set multiplies:
+//   VNNI, AMX  v = 256 upper + lower: upper[32], lower[32], signed bytes, so that two products with bytes are one with 16 bits
+//   AVX2       16 bits each, v0 v2 v1 v3 of every four
+struct ActivationChunk {
+  uint8_t q[2 * kChunk];
+  int32_t sum, half_sum[2];  // of v; of its first and last 16
+  float float_sum;           // sum, exact
+};
+// A row of activations: x[k] is about scale[k / 256] * v[k].
 struct QuantisedRow {
-  const int8_t* q = nullptr;     // [n]
-  const float* scale = nullptr;  // [n / 32]: largest magnitude of the group / 127
-  const float* sum32 = nullptr;  // [n / 32]: scale times the sum of the group's codes
-  const float* sum16 = nullptr;  // [n / 16]: the same of each half
+  const ActivationChunk* chunks = nullptr;  // [n / 32]
+  const float* scale = nullptr;             // [ceil(n / 256)]: largest magnitude / (127 * 257)
 };
 
 // Whole groups of 16 rows of one matrix in the wide layout.
@@ -137,12 +144,38 @@ struct WideProduct {
   int n_tokens = 0;
   const float* bias = nullptr;
   float beta = 0.0f;
+  // Products on tiles only:
+  const uint8_t* tiles = nullptr;  // the tokens' activations, as TileKernels lays them out
+  const float* sums = nullptr;     // byte products: [tile][n / 32][16 tokens] float_sum
+  uint8_t* scratch = nullptr;      // TileKernels::scratch_bytes(n) for the call, aligned to 64
 };
 
 struct WideKernels {
   // n is a multiple of 32; the arrays are those of a QuantisedRow.
-  void (*quantise)(const float* x, int n, int8_t* q, float* scale, float* sum32, float* sum16) = nullptr;
+  void (*quantise)(const float* x, int n, ActivationChunk* chunks, float* scale) = nullptr;
   void (*product[kNumCodecs])(const WideRows&, const WideProduct&) = {};  // null for codecs that have no wide layout
+};
+
+// ---- products on tiles (AMX), for many tokens ----
+
+inline constexpr int kTileTokenRows = 16;  // tokens of a tile of activations
+inline constexpr int kTileBytes = 1024;    // of such a tile: 16 rows of 64 bytes
+
+// Activations of 16 tokens and 32 columns are a tile, tiles lie [token tile][n / 32], tokens past the end are zero:
+//   bytes    [16 tokens]: upper[32], lower[32] of an ActivationChunk
+//   bf16     [16 tokens][32], or as pairs [16 pairs of columns][16 tokens][2]
+struct TileKernels {
+  size_t (*scratch_bytes)(int n_cols) = nullptr;
+  // Each fills one tile row of n_cols / 32 tiles from up to 16 tokens.
+  void (*gather_bytes)(const QuantisedRow* x, int n_tokens, int n_cols, uint8_t* tiles, float* sums) = nullptr;
+  void (*gather_bf16)(const float* const* x, int n_tokens, int n_cols, uint8_t* tiles) = nullptr;
+  void (*gather_pairs)(const float* const* x, int n_tokens, int n_cols, uint8_t* tiles) = nullptr;
+  // The products of WideKernels, to the bit; from tiles of bytes.
+  void (*bytes[kNumCodecs])(const WideRows&, const WideProduct&) = {};
+  // Weights and activations rounded to bf16, summed in f32; from tiles of bf16.
+  void (*bf16[kNumCodecs])(const WideRows&, const WideProduct&) = {};
+  // The same of a panel of up to 64 decoded rows of f32; from tiles of pairs.
+  void (*gemm_bf16)(const Panel&, const WideProduct&) = nullptr;
 };
 
 struct KernelTable {
@@ -153,7 +186,8 @@ struct KernelTable {
   void (*decode[kNumCodecs])(const WeightRows&, float* panel, int64_t stride) = {};  // n_rows rounded up to 4 rows of n_cols
   void (*gemm[kNumElements])(const Panel&, const Product&) = {};
 
-  WideKernels wide;  // empty below AVX2
+  WideKernels wide;   // empty below AVX2
+  TileKernels tiles;  // empty below AMX
 
   // y = x / sqrt(mean(x^2) + eps) * w; y may be x.
   void (*rmsnorm)(const float* x, const float* w, float eps, int n, float* y) = nullptr;
@@ -178,5 +212,6 @@ struct KernelTable {
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
 extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels;
 extern const AttentionKernels kAvx512Bf16Attention;
+extern const TileKernels kAmxKernels;
 
 }  // namespace cachalot::cpu
