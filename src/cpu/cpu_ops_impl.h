@@ -99,6 +99,8 @@ class CpuOps : public Ops {
   // which are `known` when the caller has them for x.
   const Input* inputs_of(const CpuPacked& w, const float* const* x, int n_tokens, const QuantisedRow* known = nullptr);
   const QuantisedRow* quantise(const float* const* x, int n_tokens, int n);
+  // Whether products of so many rows with weights other than f32 are in bf16.
+  bool in_bf16(int n_tokens) const;
   void lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input);
   size_t product_floats(const CpuPacked& w) const;  // scratch that multiply() may take
   void run_products(std::span<const Job> jobs, float beta);

@@ -56,6 +56,8 @@ const QuantisedRow* CpuOps::quantise(const float* const* x, int n_tokens, int n)
   return rows;
 }
 
+bool CpuOps::in_bf16(int n_tokens) const { return bf16_prompts_ && kernels_.tiles.gemm_bf16 != nullptr && n_tokens >= kBf16Tokens; }
+
 // The tiles of an input whose rows, and for wide segments their rounded form, are known.
 void CpuOps::lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input) {
   const TileKernels& tiles = kernels_.tiles;
@@ -102,7 +104,7 @@ const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_
       if (perm.empty()) plain = rows;
     }
     const bool wide = w.segments[s].wide, on_tiles = kernels_.tiles.gather_bytes != nullptr && n_tokens >= kTileTokens;
-    inputs[s] = {.rows = from, .bf16 = on_tiles && bf16_prompts_ && n_tokens >= kBf16Tokens && w.segments[s].codec != Codec::f32};
+    inputs[s] = {.rows = from, .bf16 = in_bf16(n_tokens) && w.segments[s].codec != Codec::f32};
     if (wide && !inputs[s].bf16) {
       if (!perm.empty()) {
         inputs[s].quantised = quantise(from, n_tokens, w.padded_in);

@@ -172,7 +172,8 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   }
   if (n_jobs > 0) {
     run_swiglu_jobs({first, n_jobs});
-    const QuantisedRow* const rounded_mid = down.any_wide ? quantise(mid, begin[n_experts], down.padded_in) : nullptr;
+    const bool any_rounded = std::any_of(second, second + n_jobs, [&](const Job& job) { return job.w == &down && !in_bf16(job.n_tokens); });
+    const QuantisedRow* const rounded_mid = down.any_wide && any_rounded ? quantise(mid, begin[n_experts], down.padded_in) : nullptr;
     for (size_t j = 0; j < n_jobs; ++j) {
       const auto at = static_cast<size_t>(first[j].y - mid);
       const bool known = rounded_mid != nullptr && second[j].w == &down && at < n_slots;

@@ -16,23 +16,27 @@ namespace {
 constexpr int kRowBytes = 64;                       // of a tile's row
 constexpr int kCodeTileBytes = kSteps * kRowBytes;  // 16 rows x 32 columns of codes
 
-// Rounds up to whole registers.
-constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Scratch: the codes of 16 rows, or the bf16 of 32; scales per 16 columns; minima; the sums of up to four tiles, twice.
+// Rows whose bf16 tiles are opened together, in groups of 16: as many as leave the second cache room for activations.
+inline int bf16_groups(int64_t chunks) {
+  constexpr int64_t kBytes = 512 * 1024;
+  const int64_t fitting = kBytes / (chunks * kTileBytes) / 2 * 2;
+  return static_cast<int>(fitting < 2 ? 2 : fitting > 8 ? 8 : fitting);
+}
+constexpr int kRing = 4, kSlotBytes = 4 * kTileBytes;  // of tiles of sums on their way out
+// Scratch: the codes, scales per 16 columns and minima of 16 rows, or the bf16 tiles of some groups; then sums.
 inline size_t scratch_bytes(int n_cols) {
-  const auto chunks = static_cast<size_t>(n_cols / kChunk);
-  return chunks * (2 * kTileBytes + 3 * kRowBytes) + 8 * kTileBytes;
+  const int64_t chunks = n_cols / kChunk;
+  return static_cast<size_t>(chunks * (bf16_groups(chunks) * kTileBytes) + kRing * kSlotBytes);
 }
 
 // ---- bytes ----
 
 // 16 rows, opened.
 struct OpenRows {
-  uint8_t* codes;   // [n_chunks][8][16][4]
-  float* scales;    // [n_chunks * 32 / kSub][16]
-  float* minima;    // [n_chunks][16]
-  uint8_t* buffer;  // 2 x 4 tiles
+  uint8_t* codes;  // [n_chunks][8][16][4]
+  float* scales;   // [n_chunks * 32 / kSub][16]
+  float* minima;   // [n_chunks][16]
+  uint8_t* ring;   // [kRing] slots
   int64_t n_chunks;
 };
 
@@ -62,17 +66,20 @@ inline void open_rows(const WideRows& w, int row, const OpenRows& out) {
 template <int kSub, bool kMinimum, int N>
 inline void byte_tile(const OpenRows& w, const uint8_t* tiles, const float* sums, const QuantisedRow* x, int n_tokens, F* total) {
   constexpr bool kSigned = !kMinimum;  // an offset was taken off
-  const auto multiply = [&](int64_t chunk, uint8_t* to) {
+  // Sums leave through tiles 0 and 1, or in every second chunk 2 and 3, so that two chunks are on their way at once.
+  const auto multiply = [&]<int kParity>(int64_t chunk) __attribute__((always_inline)) {
+    constexpr int kUpper = kSub == 32 ? 2 * kParity : 0, kLower = kUpper + 1;
     const uint8_t *const a = tiles + chunk * kTileBytes, *const b = w.codes + chunk * kCodeTileBytes;
+    uint8_t* const to = w.ring + chunk % kRing * kSlotBytes;
     tile_load<6>(b, kRowBytes);
     tile_load<4>(a, kRowBytes);
     tile_load<5>(a + kChunk, kRowBytes);
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_dot_bytes<0, 4, 6, kSigned>();
-    tile_dot_bytes<1, 5, 6, kSigned>();
-    tile_store<0>(to, kRowBytes);
-    tile_store<1>(to + kTileBytes, kRowBytes);
+    tile_zero<kUpper>();
+    tile_zero<kLower>();
+    tile_dot_bytes<kUpper, 4, 6, kSigned>();
+    tile_dot_bytes<kLower, 5, 6, kSigned>();
+    tile_store<kUpper>(to, kRowBytes);
+    tile_store<kLower>(to + kTileBytes, kRowBytes);
     if constexpr (kSub == 16) {
       tile_load<7>(b + kCodeTileBytes / 2, kRowBytes);
       tile_load<4>(a + 16, kRowBytes);
@@ -88,11 +95,8 @@ inline void byte_tile(const OpenRows& w, const uint8_t* tiles, const float* sums
   F part[N];
 #pragma GCC unroll 16
   for (int t = 0; t < N; ++t) part[t] = total[t] = zero();
-  multiply(0, w.buffer);
-  for (int64_t chunk = 0; chunk < w.n_chunks; ++chunk) {
-    const uint8_t* from = w.buffer + (chunk % 2) * 4 * kTileBytes;
-    if (chunk + 1 < w.n_chunks)
-      multiply(chunk + 1, w.buffer + ((chunk + 1) % 2) * 4 * kTileBytes);  // its tiles work while the sums are treated
+  const auto treat = [&](int64_t chunk) __attribute__((always_inline)) {
+    const uint8_t* from = w.ring + chunk % kRing * kSlotBytes;
 #pragma GCC unroll 2
     for (int i = 0; i < kChunk / kSub; ++i, from += 2 * kTileBytes) {
       const F scale = load(w.scales + (chunk * (kChunk / kSub) + i) * kWideRows);
@@ -115,6 +119,16 @@ inline void byte_tile(const OpenRows& w, const uint8_t* tiles, const float* sums
         part[t] = zero();
       }
     }
+  };
+  // The tiles work two chunks ahead of the sums that are treated: it takes a hundred cycles until those can be read.
+  multiply.template operator()<0>(0);
+  if (w.n_chunks > 1) multiply.template operator()<1>(1);
+  for (int64_t chunk = 0; chunk < w.n_chunks; chunk += 2) {
+    if (chunk + 2 < w.n_chunks) multiply.template operator()<0>(chunk + 2);
+    treat(chunk);
+    if (chunk + 1 == w.n_chunks) break;
+    if (chunk + 3 < w.n_chunks) multiply.template operator()<1>(chunk + 3);
+    treat(chunk + 1);
   }
 }
 
@@ -138,7 +152,7 @@ void byte_product(const WideRows& w, const WideProduct& p) {
   const OpenRows open{.codes = p.scratch,
                       .scales = reinterpret_cast<float*>(scales),
                       .minima = reinterpret_cast<float*>(scales + 2 * chunks * kRowBytes),
-                      .buffer = scales + 3 * chunks * kRowBytes,
+                      .ring = scales + 3 * chunks * kRowBytes,
                       .n_chunks = chunks};
   F total[kTileTokenRows];
   // A block of tokens stays in the second cache while the rows pass.
@@ -178,14 +192,23 @@ inline void gather_bytes(const QuantisedRow* x, int n_tokens, int n_cols, uint8_
 
 // ---- bf16 ----
 
+// Memory that will be read next, asked for a few lines at a time while tiles are multiplied.
+struct Ahead {
+  const uint8_t *next = nullptr, *end = nullptr;
+  void ask() {
+    for (int i = 0; i < 4 && next < end; ++i, next += kRowBytes) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // C[m][n] += A[m] B[n] over `chunks` tiles each; m < M tiles of 16 rows, n < N of 16 columns; c: [M][N] tiles of f32.
 template <int M, int N>
-inline void bf16_tiles(const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step, int64_t chunks, uint8_t* c) {
+inline void bf16_tiles(const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step, int64_t chunks, uint8_t* c, Ahead& ahead) {
   tile_zero<0>();
   if constexpr (N == 2) tile_zero<1>();
   if constexpr (M == 2) tile_zero<2>();
   if constexpr (M == 2 && N == 2) tile_zero<3>();
   for (int64_t chunk = 0; chunk < chunks; ++chunk, a += kTileBytes, b += kTileBytes) {
+    ahead.ask();
     tile_load<4>(a, kRowBytes);
     tile_load<6>(b, kRowBytes);
     tile_dot_bf16<0, 4, 6>();
@@ -204,11 +227,12 @@ inline void bf16_tiles(const uint8_t* a, int64_t a_step, const uint8_t* b, int64
   if constexpr (M == 2) tile_store<2>(c + N * kTileBytes, kRowBytes);
   if constexpr (M == 2 && N == 2) tile_store<3>(c + 3 * kTileBytes, kRowBytes);
 }
-inline void bf16_tiles(int m, int n, const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step, int64_t chunks, uint8_t* c) {
-  if (m == 2 && n == 2) return bf16_tiles<2, 2>(a, a_step, b, b_step, chunks, c);
-  if (m == 2) return bf16_tiles<2, 1>(a, a_step, b, b_step, chunks, c);
-  if (n == 2) return bf16_tiles<1, 2>(a, a_step, b, b_step, chunks, c);
-  bf16_tiles<1, 1>(a, a_step, b, b_step, chunks, c);
+inline void bf16_tiles(int m, int n, const uint8_t* a, const uint8_t* b, int64_t chunks, uint8_t* c, Ahead& ahead) {
+  const int64_t step = chunks * kTileBytes;
+  if (m == 2 && n == 2) return bf16_tiles<2, 2>(a, step, b, step, chunks, c, ahead);
+  if (m == 2) return bf16_tiles<2, 1>(a, step, b, step, chunks, c, ahead);
+  if (n == 2) return bf16_tiles<1, 2>(a, step, b, step, chunks, c, ahead);
+  bf16_tiles<1, 1>(a, step, b, step, chunks, c, ahead);
 }
 constexpr TileShapes bf16_shapes() {
   TileShapes s;
@@ -260,19 +284,27 @@ template <Codec C>
 void bf16_product(const WideRows& w, const WideProduct& p) {
   const TileScope scope(kBf16Shapes);
   const int64_t chunks = static_cast<int64_t>(w.n_units) * w.unit_elems / kChunk, step = chunks * kTileBytes;
-  uint8_t* const sums = p.scratch + 2 * step;
-  const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows;
-  for (int row = 0; row < w.n_rows; row += 2 * kWideRows) {
-    const int n = row + kWideRows < w.n_rows ? 2 : 1;
-    for (int i = 0; i < n; ++i) round_rows<C>(w, row + i * kWideRows, p.scratch + i * step);
+  const int64_t group_bytes = static_cast<int64_t>(w.n_units) * w.unit_bytes;
+  const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
+  const int block = bf16_groups(chunks);
+  uint8_t* const sums = p.scratch + block * step;
+  for (int first = 0; first < n_groups; first += block) {
+    const int groups = n_groups - first < block ? n_groups - first : block;
+    for (int g = 0; g < groups; ++g) round_rows<C>(w, (first + g) * kWideRows, p.scratch + g * step);
+    // What follows: the next rows of this call, or those that its next sibling is likely to ask for.
+    const uint8_t* const next = w.data + (first + groups) * group_bytes;
+    Ahead ahead{.next = next, .end = next + groups * group_bytes};
     for (int tile = 0; tile < n_tiles; tile += 2) {
       const int m = tile + 1 < n_tiles ? 2 : 1;
-      bf16_tiles(m, n, p.tiles + tile * step, step, p.scratch, step, chunks, sums);
-      for (int i = 0; i < m * kTileTokenRows && tile * kTileTokenRows + i < p.n_tokens; ++i)
-        for (int j = 0; j < n; ++j) {
-          const uint8_t* const from = sums + (i / kTileTokenRows * n + j) * kTileBytes + i % kTileTokenRows * kRowBytes;
-          finish_wide(p, row + j * kWideRows, w.n_rows, tile * kTileTokenRows + i, load(reinterpret_cast<const float*>(from)));
-        }
+      for (int g = 0; g < groups; g += 2) {
+        const int n = g + 1 < groups ? 2 : 1;
+        bf16_tiles(m, n, p.tiles + tile * step, p.scratch + g * step, chunks, sums, ahead);
+        for (int i = 0; i < m * kTileTokenRows && tile * kTileTokenRows + i < p.n_tokens; ++i)
+          for (int j = 0; j < n; ++j) {
+            const uint8_t* const from = sums + (i / kTileTokenRows * n + j) * kTileBytes + i % kTileTokenRows * kRowBytes;
+            finish_wide(p, (first + g + j) * kWideRows, w.n_rows, tile * kTileTokenRows + i, load(reinterpret_cast<const float*>(from)));
+          }
+      }
     }
   }
 }
@@ -331,6 +363,7 @@ inline void gemm_bf16(const Panel& w, const WideProduct& p) {
   const int64_t chunks = w.n_cols / kChunk, step = chunks * kTileBytes;
   uint8_t* const sums = p.scratch + 2 * step;
   const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows;
+  Ahead nothing;
   for (int row = 0; row < w.n_rows; row += 2 * kWideRows) {
     const int m = row + kWideRows < w.n_rows ? 2 : 1;
     for (int r = 0; r < m * kWideRows; ++r) {
@@ -341,7 +374,7 @@ inline void gemm_bf16(const Panel& w, const WideProduct& p) {
     }
     for (int tile = 0; tile < n_tiles; tile += 2) {
       const int n = tile + 1 < n_tiles ? 2 : 1;
-      bf16_tiles(m, n, p.scratch, step, p.tiles + tile * step, step, chunks, sums);
+      bf16_tiles(m, n, p.scratch, p.tiles + tile * step, chunks, sums, nothing);
       for (int i = 0; i < m; ++i) {
         for (int j = 0; j < n; ++j) {
           I rows[16];
