@@ -82,6 +82,7 @@ struct ClassStats {
 struct EngineStats {
   ClassStats classes[kPriorities];
   int64_t steps = 0, prompt_tokens = 0, cached_prompt_tokens = 0, output_tokens = 0, drafted_tokens = 0, accepted_tokens = 0;
+  int64_t recomputed_tokens = 0, swapped_tokens = 0;         // rows of requests that lost their place: thrown away, and kept in host memory
   int blocks_total = 0, blocks_used = 0, blocks_cached = 0;  // KV pages: held by requests; free but holding a known prefix
   double last_step_age_seconds = 0.0;                        // since the last step ended; 0 when nothing is running
 };
@@ -125,6 +126,7 @@ struct EngineOptions {
   int max_step_tokens = 512;  // rows of a step
   int block_tokens = 16;      // 8, 16, 32 or 64
   double kv_bytes = 0.0;      // memory for KV pages; 0: as much as max_requests of max_context need, or what the device has left
+  double swap_bytes = 0.0;    // host memory for the KV pages of requests that lost their place; 0: they are always computed again
   std::string kv_cache_dtype = "auto";
   bool prefix_cache = true;
   bool batch_invariant = false;     // a request's tokens do not depend on what runs beside it, nor on chunking and cache hits

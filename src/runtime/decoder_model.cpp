@@ -7,6 +7,9 @@
 namespace cachalot {
 namespace {
 
+// What the scheduler expects of transfers between host and device, pageable memory and a wait for each included.
+constexpr double kHostBytesPerSecond = 8e9, kSecondsPerTransfer = 1.5e-5;
+
 class DecoderModel final : public StepModel {
  public:
   DecoderModel(Ops& ops, const Decoder& decoder, const DecoderModelOptions& options)
@@ -17,6 +20,7 @@ class DecoderModel final : public StepModel {
                .max_context = options.max_context,
                .n_blocks = options.n_blocks,
                .block_tokens = options.block_tokens,
+               .n_host_blocks = options.n_host_blocks,
                .max_requests = options.max_requests,
                .max_step_tokens = options.max_step_tokens,
                .max_scored_rows = options.max_scored_rows,
@@ -27,14 +31,24 @@ class DecoderModel final : public StepModel {
                  .max_seqs = options.max_requests,
                  .max_logits = options.max_requests + options.max_scored_rows,
                  .max_sequence = options.max_context},
-                options.form) {}
+                options.form) {
+    for (const KvLayer& layer : cache_.layers()) page_bytes_ += layer.layout.token_bytes() * static_cast<size_t>(options.block_tokens);
+    host_pages_.resize(page_bytes_ * static_cast<size_t>(options.n_host_blocks));
+    facts_.move_seconds = 2.0 * static_cast<double>(page_bytes_) / kHostBytesPerSecond +
+                          2.0 * static_cast<double>(cache_.layers().size()) * kSecondsPerTransfer;
+  }
 
   [[nodiscard]] const ModelFacts& facts() const override { return facts_; }
 
   void copy_page(const PageCopy& copy) override {
+    size_t host_offset = 0;  // of this part of a page within a page in host memory
     for (const KvLayer& layer : cache_.layers()) {
-      copy_rows(layer.k, layer.layout.k_row_bytes(), copy);
-      copy_rows(layer.v, layer.layout.v_row_bytes(), copy);
+      for (const auto& [pages, row_bytes] :
+           {std::pair(layer.k, layer.layout.k_row_bytes()), std::pair(layer.v, layer.layout.v_row_bytes())}) {
+        if (row_bytes == 0) continue;
+        copy_rows(static_cast<std::byte*>(pages), row_bytes, host_offset, copy);
+        host_offset += row_bytes * static_cast<size_t>(facts_.block_tokens);
+      }
     }
   }
 
@@ -62,18 +76,25 @@ class DecoderModel final : public StepModel {
   }
 
  private:
-  void copy_rows(void* pages, size_t row_bytes, const PageCopy& copy) {
-    if (row_bytes == 0) return;
-    auto* const base = static_cast<std::byte*>(pages);
-    const size_t page_bytes = row_bytes * static_cast<size_t>(facts_.block_tokens);
-    ops_.copy(base + static_cast<size_t>(copy.to) * page_bytes, base + static_cast<size_t>(copy.from) * page_bytes,
-              static_cast<size_t>(copy.n_rows) * row_bytes);
+  void copy_rows(std::byte* pages, size_t row_bytes, size_t host_offset, const PageCopy& copy) {
+    const size_t bytes = static_cast<size_t>(copy.n_rows) * row_bytes;
+    const auto device = [&](int block) {
+      return pages + static_cast<size_t>(block) * static_cast<size_t>(facts_.block_tokens) * row_bytes;
+    };
+    const auto host = [&](int block) { return host_pages_.data() + static_cast<size_t>(block) * page_bytes_ + host_offset; };
+    switch (copy.kind) {
+      case PageCopy::Kind::within: return ops_.copy(device(copy.to), device(copy.from), bytes);
+      case PageCopy::Kind::to_host: return ops_.download(host(copy.to), device(copy.from), bytes);
+      case PageCopy::Kind::from_host: return ops_.upload(device(copy.to), host(copy.from), bytes);
+    }
   }
 
   Ops& ops_;
   ModelFacts facts_;
   KvCache cache_;
   Runner runner_;
+  size_t page_bytes_ = 0;  // of all layers
+  std::vector<std::byte> host_pages_;
   std::vector<StepItem> items_;
   StepResult result_;
   std::vector<SampleParams> row_params_;

@@ -196,6 +196,7 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
     if (const size_t free = ops.memory().free; free > 0) bytes = std::min(bytes, kShareOfFree * static_cast<double>(free));
   }
   m.n_blocks = static_cast<int>(std::min(bytes / block_bytes, double{1 << 26}));
+  m.n_host_blocks = static_cast<int>(std::clamp(options.swap_bytes / block_bytes, 0.0, double{1 << 26}));
   if (m.n_blocks < 1) fail("engine: the KV cache gets {:.0f} bytes, expected at least {:.0f}, one page", bytes, block_bytes);
   m.max_context = static_cast<int>(std::min<int64_t>(m.max_context, int64_t{m.n_blocks} * m.block_tokens));
   return m;

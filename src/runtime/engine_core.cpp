@@ -53,6 +53,8 @@ EngineCore::EngineCore(std::unique_ptr<StepModel> model, const CoreOptions& opti
                          .max_scored_rows = model_->facts().max_scored_rows,
                          .prefix_cache = options.prefix_cache,
                          .targets = {options.targets[0], options.targets[1], options.targets[2]},
+                         .n_host_blocks = model_->facts().n_host_blocks,
+                         .move_seconds = model_->facts().move_seconds,
                          .ageing_seconds = options.ageing_seconds,
                          .ageing_quantum = options.ageing_quantum}) {
   const ModelFacts& f = model_->facts();
@@ -304,6 +306,8 @@ EngineStats EngineCore::stats() const {
     s.classes[c].promises_kept = counts.promises_kept;
     s.classes[c].promises_broken = counts.promises_broken;
   }
+  s.recomputed_tokens = scheduler_.n_recomputed();
+  s.swapped_tokens = scheduler_.n_swapped();
   s.blocks_total = pool_.n_blocks();
   s.blocks_used = pool_.n_blocks() - pool_.n_free();
   s.blocks_cached = pool_.n_cached();

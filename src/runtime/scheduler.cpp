@@ -25,6 +25,7 @@ bool waits_before(const Task* a, const Task* b) {
 Scheduler::Scheduler(BlockPool& pool, const SchedulerOptions& options) : pool_(pool), options_(options) {
   CACHALOT_CHECK(options.max_requests > 0 && options.max_step_tokens >= options.max_requests, "{} rows for {} requests",
                  options.max_step_tokens, options.max_requests);
+  for (int b = options.n_host_blocks - 1; b >= 0; --b) free_host_blocks_.push_back(b);
   std::fill(std::begin(output_estimate_), std::end(output_estimate_), kFirstOutputEstimate);
 }
 
@@ -71,6 +72,7 @@ void Scheduler::remove(Task& task) {
   }
   leave(task);
   give_back_pages(task);
+  forget_swapped(task);
 }
 
 // Makes full blocks known. An equal block that is known already takes the place of the task's own, so that equal prefixes are kept once.
@@ -180,6 +182,7 @@ bool Scheduler::try_admit(Task& task, bool may_take_free_place, double now) {
   for (const Task* r : running_)
     if (r->priority <= task.priority) available -= std::max(0, blocks_of(expected_total(*r)) - static_cast<int>(r->sequence.blocks.size()));
 
+  const int available_at_first = available;
   std::vector<Task*> victims;
   const auto has_room = [&] {
     const int n_left = n_running() - static_cast<int>(victims.size());
@@ -192,7 +195,9 @@ bool Scheduler::try_admit(Task& task, bool may_take_free_place, double now) {
       available += pool_.holders(block) == 1 && std::find(m.blocks.begin(), m.blocks.end(), block) == m.blocks.end();
   }
   if (!has_room()) return false;
-  for (Task* victim : victims) preempt(*victim, now);
+  // Whoever makes room in a full pool will not find its pages again.
+  const Why why = available_at_first >= needed ? Why::place : Why::pages;
+  for (Task* victim : victims) preempt(*victim, why, now);
   leave(task);
   start(task, victims.empty() ? m : match(task), now);
   return true;
@@ -218,15 +223,68 @@ void Scheduler::start(Task& task, const Match& m, double now) {
     }
     pool_.drop(m.partial.block);
   }
+  swap_in(task);
   if (task.first_step < 0.0) {
     task.first_step = now;
     task.n_cached = std::min(s.n_computed, task.n_prompt);
   }
-  n_recomputed_ -= task.n_preempted > 0 ? s.n_computed : 0;
+  n_recomputed_ += std::max(0, task.n_lost - s.n_computed);
+  task.n_lost = 0;
 }
 
-void Scheduler::preempt(Task& task, double now) {
-  n_recomputed_ += task.sequence.n_computed;
+bool Scheduler::swap_is_cheaper(const Task& task, Why why) const {
+  const int n_rows = task.sequence.n_computed, n_blocks = blocks_of(n_rows);
+  if (n_rows == 0 || n_blocks > static_cast<int>(free_host_blocks_.size())) return false;
+  if (why == Why::place && caches(task)) return false;  // its pages stay where they are for a while
+  return n_blocks * options_.move_seconds < n_rows * pace_.row_seconds();
+}
+
+void Scheduler::swap_out(Task& task) {
+  const Sequence& s = task.sequence;
+  const int block_tokens = pool_.block_tokens();
+  forget_swapped(task);
+  for (int begin = 0; begin < s.n_computed; begin += block_tokens) {
+    const int to = free_host_blocks_.back(), from = s.blocks[static_cast<size_t>(begin / block_tokens)];
+    free_host_blocks_.pop_back();
+    task.host_blocks.push_back(to);
+    plan_.copies.push_back({from, to, std::min(block_tokens, s.n_computed - begin), PageCopy::Kind::to_host});
+  }
+  task.n_swapped = s.n_computed;
+}
+
+// After the prefix cache gave what it has.
+void Scheduler::swap_in(Task& task) {
+  Sequence& s = task.sequence;
+  const int block_tokens = pool_.block_tokens();
+  if (task.n_swapped > s.n_computed) {
+    if (s.n_computed % block_tokens != 0) {  // the copy of a page that is begun anew
+      pool_.drop(s.blocks.back());
+      s.blocks.pop_back();
+    }
+    const auto n_kept = static_cast<int>(s.blocks.size());
+    s.n_computed = n_kept * block_tokens;
+    for (int i = n_kept; i < static_cast<int>(task.host_blocks.size()); ++i) {
+      const auto block = pool_.take();
+      if (!block) break;
+      const int n_rows = std::min(block_tokens, task.n_swapped - i * block_tokens);
+      plan_.copies.push_back({task.host_blocks[static_cast<size_t>(i)], *block, n_rows, PageCopy::Kind::from_host});
+      s.blocks.push_back(*block);
+      s.n_computed += n_rows;
+      n_swapped_ += n_rows;
+    }
+  }
+  forget_swapped(task);
+}
+
+void Scheduler::forget_swapped(Task& task) {
+  free_host_blocks_.insert(free_host_blocks_.end(), task.host_blocks.begin(), task.host_blocks.end());
+  task.host_blocks.clear();
+  task.n_swapped = 0;
+}
+
+void Scheduler::preempt(Task& task, Why why, double now) {
+  task.n_lost = std::max(task.n_lost, task.sequence.n_computed);
+  if (swap_is_cheaper(task, why)) swap_out(task);
   leave(task);
   give_back_pages(task);
   ++task.n_preempted;
@@ -258,14 +316,16 @@ void Scheduler::check_invariants() const {
     for (const int block : s.blocks) ++held[static_cast<size_t>(block)];
     for (int i = 0; i < r->n_published; ++i) CACHALOT_CHECK(pool_.published(s.blocks[static_cast<size_t>(i)]));
   }
-  int n_waiting = 0;
+  int n_waiting = 0, n_host = static_cast<int>(free_host_blocks_.size());
   for (const auto& queue : waiting_) {
     CACHALOT_CHECK(std::is_sorted(queue.begin(), queue.end(), waits_before));
     for (const Task* w : queue)
       CACHALOT_CHECK(w->state == Task::State::waiting && w->sequence.blocks.empty() && w->sequence.n_computed == 0);
+    for (const Task* w : queue) n_host += static_cast<int>(w->host_blocks.size());
     n_waiting += static_cast<int>(queue.size());
   }
   CACHALOT_CHECK(n_waiting == n_waiting_);
+  CACHALOT_CHECK(n_host == options_.n_host_blocks, "{} pages in host memory, of {}", n_host, options_.n_host_blocks);
   for (int b = 0; b < pool_.n_blocks(); ++b)
     CACHALOT_CHECK(pool_.holders(b) >= held[static_cast<size_t>(b)], "block {} has {} holders and is in {} tables", b, pool_.holders(b),
                    held[static_cast<size_t>(b)]);

@@ -24,6 +24,8 @@ struct SchedulerOptions {
   int max_scored_rows = 64;   // of them, prompt rows whose logits are wanted
   bool prefix_cache = true;
   ClassTargets targets[kPriorities];
+  int n_host_blocks = 0;         // pages in host memory, for those that lose their place
+  double move_seconds = 0.0;     // that moving a page to the host takes, and back again
   double ageing_seconds = 20.0;  // a request that waited so long counts as one class more urgent
   double ageing_quantum = 1.0;   // seconds for which it then keeps its place
 };
@@ -51,14 +53,19 @@ struct Task {
   double waiting_since = 0.0, protected_until = 0.0;
   int n_published = 0;  // blocks that the prefix cache knows
   bool publishes = true;
+  std::vector<int> host_blocks;  // where its first n_swapped rows are while it has no place
+  int n_swapped = 0;
+  int n_lost = 0;  // rows that it had when it lost its place
 
   [[nodiscard]] int n_output() const { return sequence.n_tokens() - n_prompt; }
   [[nodiscard]] int n_left() const { return sequence.n_tokens() - sequence.n_computed; }  // rows to run
 };
 
-// Rows of a page that are to be copied before the step runs, in this order.
+// Rows of a page that are to be copied before the step runs, in this order: from block to block, or to and from pages in host memory.
 struct PageCopy {
+  enum class Kind : uint8_t { within, to_host, from_host };
   int from = 0, to = 0, n_rows = 0;
+  Kind kind = Kind::within;
 };
 
 struct StepPlan {
@@ -97,7 +104,9 @@ class Scheduler {
   [[nodiscard]] const ClassCounts& counts(Priority priority) const { return counts_[index(priority)]; }
   [[nodiscard]] int n_waiting() const { return n_waiting_; }
   [[nodiscard]] int n_running() const { return static_cast<int>(running_.size()); }
-  [[nodiscard]] int64_t n_recomputed() const { return n_recomputed_; }  // rows thrown away by pre-emption that the cache did not give back
+  // Rows of tasks that lost their place: those to be computed again, since no cache had them, and those that came back from the host.
+  [[nodiscard]] int64_t n_recomputed() const { return n_recomputed_; }
+  [[nodiscard]] int64_t n_swapped() const { return n_swapped_; }
   [[nodiscard]] const SchedulerOptions& options() const { return options_; }
   [[nodiscard]] const Pace& pace() const { return pace_; }
 
@@ -121,7 +130,13 @@ class Scheduler {
   [[nodiscard]] int expected_total(const Task& task) const;
   [[nodiscard]] Match match(const Task& task) const;
   void start(Task& task, const Match& match, double now);
-  void preempt(Task& task, double now);
+  enum class Why : uint8_t { place, pages };  // what somebody else needs
+  void preempt(Task& task, Why why, double now);
+  // The cost model: whether rows are better kept in host memory than computed again.
+  [[nodiscard]] bool swap_is_cheaper(const Task& task, Why why) const;
+  void swap_out(Task& task);
+  void swap_in(Task& task);
+  void forget_swapped(Task& task);
   void give_back_pages(Task& task);
   void publish(Task& task);
   void enqueue(Task& task);
@@ -144,7 +159,8 @@ class Scheduler {
   ClassCounts counts_[kPriorities];
   double output_estimate_[kPriorities];  // tokens of an answer
   int n_waiting_ = 0;
-  int64_t next_arrival_ = 0, n_recomputed_ = 0;
+  int64_t next_arrival_ = 0, n_recomputed_ = 0, n_swapped_ = 0;
+  std::vector<int> free_host_blocks_;
 };
 
 }  // namespace cachalot

@@ -51,7 +51,7 @@ bool Scheduler::take_pages(Task& task, int n_new, double now) {
   while (wanted > s.blocks.size() && static_cast<int>(wanted - s.blocks.size()) > pool_.n_free()) {
     Task* victim = memory_victim(now);
     CACHALOT_CHECK(victim != &task || n_running() > 1, "one request does not fit the pool: {} blocks", wanted);
-    preempt(*victim, now);
+    preempt(*victim, Why::pages, now);
     if (victim == &task) return false;
   }
   while (s.blocks.size() < wanted) s.blocks.push_back(*pool_.take());

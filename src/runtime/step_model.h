@@ -19,6 +19,8 @@ struct ModelFacts {
   std::vector<int> eos_ids;
   int max_context = 0;                  // tokens of one request; the pages hold at least one such
   int n_blocks = 0, block_tokens = 16;  // KV pages
+  int n_host_blocks = 0;                // pages in host memory
+  double move_seconds = 0.0;            // a page to the host and back takes about this long
   int max_requests = 1;                 // in one step
   int max_step_tokens = 512;            // rows of a step
   int max_scored_rows = 64;             // logit rows of a step beside one per request
@@ -41,7 +43,7 @@ class StepModel {
 struct DecoderModelOptions {
   std::string name;
   int max_context = 4096, max_requests = 16, max_step_tokens = 512, max_scored_rows = 64;
-  int block_tokens = 16, n_blocks = 0;
+  int block_tokens = 16, n_blocks = 0, n_host_blocks = 0;
   KvFormat kv_format = KvFormat::f32;
   MlaForm form = MlaForm::automatic;
 };

@@ -159,6 +159,7 @@ TEST_F(DecoderModelTest, SecretsStayWithTheirRequests) {
   EngineOptions shared{.max_context = 64, .max_requests = 16, .max_step_tokens = 48, .block_tokens = 8, .batch_invariant = true};
   DecoderModelOptions tight = decoder_model_options(*model_.ops, model_.decoder, shared);
   tight.n_blocks = 30;
+  tight.n_host_blocks = 20;
   Harness engine(model_, tight), alone(model_, EngineOptions{.max_context = 64, .max_requests = 1, .batch_invariant = true});
   std::vector<RequestId> ids;
   for (size_t i = 0; i < prompts.size(); ++i) {

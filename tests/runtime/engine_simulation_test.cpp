@@ -20,6 +20,8 @@ class Simulation {
     facts.max_context = one_of(24, 120);
     const int needed = blocks_for(facts.max_context, facts.block_tokens);
     facts.n_blocks = needed + (one_of(0, 3) == 0 ? 0 : one_of(0, 2 * needed));  // often hardly more than one request's
+    facts.n_host_blocks = one_of(0, 2) * needed;
+    facts.move_seconds = 1e-6 * facts.block_tokens * one_of(1, 200);
     facts.max_requests = one_of(1, 6);
     facts.max_step_tokens = facts.max_requests + one_of(0, 40);
     facts.max_scored_rows = one_of(1, 8);
@@ -66,7 +68,7 @@ class Simulation {
     }
     EXPECT_EQ(n, n_submitted_);
   }
-  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0;
+  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0, n_from_host = 0;
 
  private:
   struct Expected {
@@ -126,6 +128,7 @@ class Simulation {
     n_cached += event.usage.n_cached;
     n_finished += event.finish == FinishReason::length || event.finish == FinishReason::stop;
     n_copied = model_->n_copied;
+    n_from_host = model_->n_from_host;
     live_.erase(event.request);
   }
 
@@ -142,7 +145,7 @@ class Simulation {
 TEST(EngineSimulation, NoPageIsLostAndNoTextDisturbed) {
   const bool full = std::getenv("CACHALOT_FULL_TESTS") != nullptr;
   const int n_seeds = full ? 1000 : 100, n_steps = full ? 10000 : 2000;
-  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0;
+  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0, n_from_host = 0;
   for (int seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(static_cast<uint64_t>(seed));
@@ -151,6 +154,7 @@ TEST(EngineSimulation, NoPageIsLostAndNoTextDisturbed) {
     n_cached += simulation.n_cached;
     n_finished += simulation.n_finished;
     n_copied += simulation.n_copied;
+    n_from_host += simulation.n_from_host;
     if (HasFailure()) break;
   }
   RecordProperty("finished", std::to_string(n_finished));
@@ -160,6 +164,7 @@ TEST(EngineSimulation, NoPageIsLostAndNoTextDisturbed) {
   EXPECT_GT(n_preempted, 10 * n_seeds);
   EXPECT_GT(n_cached, 100 * n_seeds);
   EXPECT_GT(n_copied, n_seeds);
+  EXPECT_GT(n_from_host, n_seeds);
 }
 
 }  // namespace

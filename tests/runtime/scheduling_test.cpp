@@ -91,6 +91,28 @@ TEST(Scheduling, ATightPoolLetsEveryRequestFinish) {
   EXPECT_LT(rig.model->n_rows, 3 * 8 * 128);  // not everything was thrown away again and again
 }
 
+TEST(Scheduling, PagesMoveToTheHostWhenThatIsCheaper) {
+  for (const double move_seconds : {1e-5, 1.0}) {  // a page of 8 rows takes 8e-4 to compute
+    ModelFacts facts = small_facts();
+    facts.max_context = 128;
+    facts.n_blocks = 24;
+    facts.n_host_blocks = 40;
+    facts.move_seconds = move_seconds;
+    CoreRig rig(facts);
+    const RequestId victim = rig.add(of_class(Priority::batch, some_prompt(40, 1), 88));
+    rig.run(60);
+    const RequestId urgent = rig.add(of_class(Priority::interactive, some_prompt(100, 2), 20));
+    rig.run();
+    EXPECT_EQ(rig.text(victim), foretold(some_prompt(40, 1), 88));
+    EXPECT_EQ(rig.text(urgent), foretold(some_prompt(100, 2), 20));
+    EXPECT_EQ(rig.last(victim).usage.n_preempted, 1);
+    const EngineStats stats = rig.core->stats();
+    EXPECT_EQ(stats.swapped_tokens > 0, move_seconds < 1e-4);
+    EXPECT_EQ(rig.model->n_from_host > 0, move_seconds < 1e-4);
+    EXPECT_EQ(stats.recomputed_tokens == 0, move_seconds < 1e-4);
+  }
+}
+
 TEST(Scheduling, PromptsBesideAStreamKeepItsGap) {
   ModelFacts facts = small_facts();
   facts.max_context = 20000;

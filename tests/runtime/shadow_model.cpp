@@ -15,7 +15,9 @@ ShadowModel::ShadowModel(ModelFacts facts, double* clock, const ShadowCosts& cos
       costs_(costs),
       check_all_rows_(check_all_rows),
       rows_(static_cast<size_t>(facts_.n_blocks) * static_cast<size_t>(facts_.block_tokens)),
-      written_(rows_.size(), -1) {}
+      written_(rows_.size(), -1) {
+  host_rows_.resize(static_cast<size_t>(facts_.n_host_blocks) * static_cast<size_t>(facts_.block_tokens));
+}
 
 uint64_t& ShadowModel::row(const Sequence& s, int position) {
   const int block = s.blocks.at(static_cast<size_t>(position / facts_.block_tokens));
@@ -24,10 +26,15 @@ uint64_t& ShadowModel::row(const Sequence& s, int position) {
 }
 
 void ShadowModel::copy_page(const PageCopy& copy) {
-  CACHALOT_CHECK(copy.from != copy.to && copy.n_rows > 0 && copy.n_rows <= facts_.block_tokens);
-  const auto at = [&](int block) { return rows_.begin() + static_cast<std::ptrdiff_t>(block) * facts_.block_tokens; };
-  std::copy_n(at(copy.from), copy.n_rows, at(copy.to));
-  ++n_copied;
+  using Kind = PageCopy::Kind;
+  CACHALOT_CHECK(copy.n_rows > 0 && copy.n_rows <= facts_.block_tokens && (copy.kind != Kind::within || copy.from != copy.to));
+  const auto at = [&](std::vector<uint64_t>& rows, int block) {
+    CACHALOT_CHECK(block >= 0 && static_cast<size_t>((block + 1) * facts_.block_tokens) <= rows.size(), "page {}", block);
+    return rows.begin() + static_cast<std::ptrdiff_t>(block) * facts_.block_tokens;
+  };
+  std::copy_n(at(copy.kind == Kind::from_host ? host_rows_ : rows_, copy.from), copy.n_rows,
+              at(copy.kind == Kind::to_host ? host_rows_ : rows_, copy.to));
+  ++(copy.kind == Kind::within ? n_copied : copy.kind == Kind::to_host ? n_to_host : n_from_host);
 }
 
 void ShadowModel::begin(std::span<const StepItem> items) {

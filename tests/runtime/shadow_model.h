@@ -35,7 +35,7 @@ class ShadowModel final : public StepModel {
 
   int fail_in = -1;        // steps until one throws
   int not_finite_in = -1;  // logit rows until one has no token
-  int64_t n_rows = 0, n_copied = 0;
+  int64_t n_rows = 0, n_copied = 0, n_to_host = 0, n_from_host = 0;
 
  private:
   [[nodiscard]] uint64_t& row(const Sequence& s, int position);
@@ -44,8 +44,9 @@ class ShadowModel final : public StepModel {
   double* clock_;
   ShadowCosts costs_;
   bool check_all_rows_;
-  std::vector<uint64_t> rows_;    // [n_blocks, block_tokens]
-  std::vector<int64_t> written_;  // [n_blocks, block_tokens]: in which step
+  std::vector<uint64_t> host_rows_;  // [n_host_blocks, block_tokens]
+  std::vector<uint64_t> rows_;       // [n_blocks, block_tokens]
+  std::vector<int64_t> written_;     // [n_blocks, block_tokens]: in which step
   std::vector<uint64_t> logits_;
   int64_t step_ = 0;
 };
