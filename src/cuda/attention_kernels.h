@@ -43,7 +43,7 @@ struct AttendArgs {
 };
 cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 // Absorbed MLA with rows of 512 + 64. Three kernels: 16 heads per block over bf16 rows, the same over fp8 rows (sm_90), and 64 heads per
-// block over bf16 rows on wgmma (sm_90a).
+// block over either on wgmma (sm_90a).
 enum class MlaKernel : uint8_t { none, rows16, fp8, heads64 };
 MlaKernel mla_decode_kernel_for(const AttendArgs& args, bool hopper);
 int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv);

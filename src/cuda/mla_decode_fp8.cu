@@ -11,8 +11,7 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kHeads = 16, kKeys = 64, kRow = 656, kScalesAt = 512, kRopeAt = 528, kThreads = 256, kStages = 4;
-static_assert(kScalesAt == kMlaV && kRopeAt == kScalesAt + 4 * (kMlaV / kKvScaleGroup));
+constexpr int kHeads = 16, kKeys = 64, kRow = kFp8Row, kThreads = 256, kStages = 4;
 constexpr int kStageBytes = kKeys * kRow, kScorePitch = 72, kScoreFloats = 2 * kHeads * kScorePitch, kWeightPitch = 72;
 // What the warps exchange per block of keys, besides scores; two of them in turn.
 struct Exchange {
@@ -21,17 +20,12 @@ struct Exchange {
   float keep[kHeads], keep_unit[4];      // what sums so far are to be multiplied with
 };
 constexpr int kSharedBytes = kStages * kStageBytes + 2 * kScoreFloats * 4 + 2 * static_cast<int>(sizeof(Exchange));
-static_assert(kRow == static_cast<int>(fp8_row_bytes(kMlaV, kMlaK - kMlaV)));
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Four codes as two pairs of f16. One instruction for two codes; moving the bits by hand takes seven for four and was a fifth slower.
-__device__ __forceinline__ void unpack_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
 }
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t out;
@@ -114,7 +108,7 @@ struct Query {
         }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const uint8_t* key = rows + (n * 8 + 2 * c) * kRow + kScalesAt + 4 * (2 * half + u);
+        const uint8_t* key = rows + (n * 8 + 2 * c) * kRow + kFp8ScalesAt + 4 * (2 * half + u);
         const float scale[2] = {*reinterpret_cast<const float*>(key), *reinterpret_cast<const float*>(key + kRow)};
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[n][i] = fmaf(scale[i & 1], part[n][0][i] + part[n][1][i], s[n][i]);
@@ -123,7 +117,7 @@ struct Query {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float part[4] = {};
-      const uint4 key = *reinterpret_cast<const uint4*>(rows + (n * 8 + g) * kRow + kRopeAt + 32 * c + 16 * half);
+      const uint4 key = *reinterpret_cast<const uint4*>(rows + (n * 8 + g) * kRow + kFp8RopeAt + 32 * c + 16 * half);
       mma_bf16(part, rope[0], key.x, key.y);
       mma_bf16(part, rope[1], key.z, key.w);
 #pragma unroll
@@ -227,7 +221,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_const
       *reinterpret_cast<uint2*>(&to_all.weights[head][key]) = make_uint2(pack_f16(p[0], p[1]), pack_f16(p[2], p[3]));
       if ((lane & 15) == 0) to_all.keep[head] = keep;
       if (warp < 4) {
-        const uint8_t* at = rows + 2 * lane * kRow + kScalesAt + 4 * warp;
+        const uint8_t* at = rows + 2 * lane * kRow + kFp8ScalesAt + 4 * warp;
         const float u = *reinterpret_cast<const float*>(at), v = *reinterpret_cast<const float*>(at + kRow);
         const float most = fmaxf(unit, __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fmaxf(u, v)))));  // scales are positive
         const float per_unit = 1.0f / most;

@@ -8,6 +8,8 @@
 //   - each group weighs 256 of the 512 value columns with the weights of both stages: 64 x 256 sums in registers.
 // A stage is filled again as soon as both groups are through with its values. 17.8 MFLOP against 147 kB, mostly from L2, as the blocks of a
 // row's other heads read the same.
+// Rows in fp8 are turned into the same tiles by the group whose stage it is, the first group's while the second half of the values is being
+// weighed; there is no room for the codes beside the stages.
 #include "cuda/mla_decode.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/wgmma_mla.cuh"
@@ -17,9 +19,11 @@ namespace {
 
 constexpr int kHeads = 64, kKeys = 64, kThreads = 256, kTiles = kMlaK / 64, kRopeTile = kTiles - 1;
 constexpr int kTileBytes = kWgmmaTileBytes, kStageBytes = kTiles * kTileBytes;
+static_assert(kRopeTile * 64 == kMlaV);
 static_assert(kKeys * 128 == kTileBytes);
 constexpr int kSharedBytes = 3 * kStageBytes + 1024;  // query, two stages, alignment
 
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -29,7 +33,28 @@ __device__ __forceinline__ void copy_box(void* shared, const CUtensorMap& map, i
                "l"(&map), "r"(col), "r"(row), "r"(shared_address(barrier))
                : "memory");
 }
+// 16 codes of a row as two units of 8 bf16.
+__device__ __forceinline__ void scale_codes(const uint4& codes, float scale, uint4 (&units)[2]) {
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  uint32_t out[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t pairs[2];
+    unpack_codes(words[i], pairs[0], pairs[1]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      __half2 h;
+      memcpy(&h, &pairs[j], sizeof h);
+      const float2 v = __half22float2(h);
+      out[2 * i + j] = pack_bf16(v.x * scale, v.y * scale);
+    }
+  }
+  units[0] = make_uint4(out[0], out[1], out[2], out[3]);
+  units[1] = make_uint4(out[4], out[5], out[6], out[7]);
+}
+#endif
 
+template <bool kFp8>
 __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_constant__ AttendArgs a,
                                                                   const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -66,7 +91,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
   const auto page_of = [&](int block) {
     return warp == 0 && block < last && block * kKeys + my_page * page_rows < context.n_keys ? table[block * n_pages + my_page] : -1;
   };
-  int next_page = page_of(first + group);
+  int next_page = kFp8 ? -1 : page_of(first + group);
   const auto copy = [&](int block) {
     if (warp != 0 || block >= last) return;
     if (lane == 0) {
@@ -79,11 +104,75 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
         copy_box(my_stage + tile * kTileBytes + my_page * page_rows * 128, map, tile * 64, next_page * page_rows, &full[group]);
     next_page = page_of(block + 2);
   };
-  // Rows that earlier steps wrote need not wait for the kernels before this one.
-  const bool early = (first + group + 1) * kKeys <= context.n_old;
-  if (early) copy(first + group);
-  pdl_wait();
-  if (!early) copy(first + group);
+  // fp8: a thread's four rows of the block, r = 16 i + 4 warp + lane / 8; eight lanes take 128 codes of a row.
+  const auto* pages = static_cast<const uint8_t*>(a.k);
+  const int shift = 31 - __clz(page_rows), unit = lane & 7;
+  int next_slot[4] = {};  // -1: past the context
+  const auto find_slots = [&](int block) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = block * kKeys + 16 * i + 4 * warp + (lane >> 3);
+      next_slot[i] = key < context.n_keys ? (table[key >> shift] << shift) + (key & (page_rows - 1)) : -1;
+    }
+  };
+  const auto prefetch = [&](int block) {
+    const int key = block * kKeys + (thread & 127) * page_rows;
+    if ((thread & 127) < n_pages && key < context.n_keys)
+      asm volatile(
+          "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(pages + (static_cast<int64_t>(table[key >> shift]) << shift) * kFp8Row),
+          "r"(page_rows * kFp8Row)
+          : "memory");
+  };
+  const auto fill = [&](int block) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      uint4 codes[2][4], scales[2], rope[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const bool there = next_slot[i + j] >= 0;
+        const uint8_t* from = pages + static_cast<int64_t>(there ? next_slot[i + j] : 0) * kFp8Row;
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) codes[j][k] = there ? load16(from + 128 * k + 16 * unit) : zero;
+        scales[j] = there ? load16(from + kFp8ScalesAt) : zero;
+        rope[j] = there ? load16(from + kFp8RopeAt + 16 * unit) : zero;
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int r = 16 * (i + j) + 4 * warp + (lane >> 3);
+        const uint32_t scale[4] = {scales[j].x, scales[j].y, scales[j].z, scales[j].w};
+        uint8_t* to_row = my_stage + r * 128;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          uint4 units[2];
+          scale_codes(codes[j][k], __uint_as_float(scale[k]), units);
+          // The lanes of a row write to two tiles: one half in the other order, so that they meet different banks.
+          const int swap = unit >> 2, at = 2 * (unit & 3);
+          uint8_t* tile = to_row + (2 * k + (unit >> 2)) * kTileBytes;
+          *reinterpret_cast<uint4*>(tile + (((at + swap) ^ (r & 7)) << 4)) = swap == 0 ? units[0] : units[1];
+          *reinterpret_cast<uint4*>(tile + (((at + 1 - swap) ^ (r & 7)) << 4)) = swap == 0 ? units[1] : units[0];
+        }
+        *reinterpret_cast<uint4*>(to_row + kRopeTile * kTileBytes + ((unit ^ (r & 7)) << 4)) = rope[j];
+      }
+    }
+    fence_async_proxy();
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    find_slots(block + 2);
+    prefetch(block + 4);
+  };
+  if constexpr (kFp8) {
+    prefetch(first + group);
+    prefetch(first + group + 2);
+    find_slots(first + group);
+    pdl_wait();
+    fill(first + group);
+  } else {
+    // Rows that earlier steps wrote need not wait for the kernels before this one.
+    const bool early = (first + group + 1) * kKeys <= context.n_old;
+    if (early) copy(first + group);
+    pdl_wait();
+    if (!early) copy(first + group);
+  }
   const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride;
   for (int i = thread; i < kHeads * (kMlaK / 8); i += kThreads) {
     const int h = i / (kMlaK / 8), unit = i % (kMlaK / 8);
@@ -104,14 +193,16 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
   uint32_t phase = 0;
   for (int pair = first; pair < last; pair += 2, phase ^= 1) {
     const int block = pair + group, n = max(context.n_keys - block * kKeys, 0);
-    if (block < last)
-      barrier_wait(&full[group], phase);
-    else if (pair > first)
-      barrier_wait(&empty[group], phase ^ 1);
-    // Rows past the context, or a whole block that is not there: zeros as values, as what lies there may be no numbers.
-    for (int i = thread & 127; i < (kKeys - n) * kRopeTile * 8; i += 128) {
-      const int r = n + i / (kRopeTile * 8), unit = i % (kRopeTile * 8);
-      *reinterpret_cast<uint4*>(my_stage + (unit >> 3) * kTileBytes + r * 128 + (unit & 7) * 16) = make_uint4(0, 0, 0, 0);
+    if constexpr (!kFp8) {
+      if (block < last)
+        barrier_wait(&full[group], phase);
+      else if (pair > first)
+        barrier_wait(&empty[group], phase ^ 1);
+      // Rows past the context, or a whole block that is not there: zeros as values, as what lies there may be no numbers.
+      for (int i = thread & 127; i < (kKeys - n) * kRopeTile * 8; i += 128) {
+        const int r = n + i / (kRopeTile * 8), unit = i % (kRopeTile * 8);
+        *reinterpret_cast<uint4*>(my_stage + (unit >> 3) * kTileBytes + r * 128 + (unit & 7) * 16) = make_uint4(0, 0, 0, 0);
+      }
     }
     float s[32], peak[2] = {-INFINITY, -INFINITY};
     wgmma_fence();
@@ -173,7 +264,12 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
     }
     const auto release = [&](int stage) {
       if (lane == 0) barrier_arrive(&empty[stage]);
-      if (group == stage && warp == 0 && pair + 2 + stage < last) {
+      if (group != stage) return;
+      if constexpr (kFp8) {
+        if (pair + 2 >= last) return;
+        barrier_wait(&empty[stage], phase);
+        fill(pair + 2 + stage);
+      } else if (warp == 0 && pair + 2 + stage < last) {
         barrier_wait(&empty[stage], phase);
         copy(pair + 2 + stage);
       }
@@ -213,16 +309,24 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
 #endif
 }
 
+template <bool kFp8>
+cudaError_t launch_rows(const AttendArgs& a, cudaStream_t stream) {
+  static const cudaError_t raised =
+      cudaFuncSetAttribute(mla_heads64_kernel<kFp8>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (raised != cudaSuccess) return raised;
+  CUtensorMap map{};
+  if constexpr (!kFp8) {
+    const cudaError_t made = make_tensor_map(a.k, kMlaK, a.layout.block_tokens, map);
+    if (made != cudaSuccess) return made;
+  }
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.n_splits));
+  return launch(mla_heads64_kernel<kFp8>, grid, kThreads, kSharedBytes, stream, a, map);
+}
+
 }  // namespace
 
 cudaError_t launch_mla_heads64(const AttendArgs& a, cudaStream_t stream) {
-  static const cudaError_t raised = cudaFuncSetAttribute(mla_heads64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (raised != cudaSuccess) return raised;
-  CUtensorMap map{};
-  const cudaError_t made = make_tensor_map(a.k, kMlaK, a.layout.block_tokens, map);
-  if (made != cudaSuccess) return made;
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.n_splits));
-  return launch(mla_heads64_kernel, grid, kThreads, kSharedBytes, stream, a, map);
+  return a.layout.format == KvFormat::fp8 ? launch_rows<true>(a, stream) : launch_rows<false>(a, stream);
 }
 
 }  // namespace cachalot::cuda

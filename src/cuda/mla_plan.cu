@@ -48,7 +48,7 @@ MlaKernel mla_decode_kernel_for(const AttendArgs& a, bool hopper) {
   if (l.heads != 1 || l.k_dim != kMlaK || l.v_dim != kMlaV || !l.v_is_k_prefix || !aligned(a.q) || !aligned(a.out) ||
       reinterpret_cast<uintptr_t>(a.k) % 16 != 0)
     return MlaKernel::none;
-  if (l.format == KvFormat::fp8) return hopper ? MlaKernel::fp8 : MlaKernel::none;
+  if (l.format == KvFormat::fp8) return !hopper ? MlaKernel::none : a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::fp8;
   if (l.format != KvFormat::bf16) return MlaKernel::none;
   return hopper && a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::rows16;
 }
