@@ -19,6 +19,23 @@ static_assert(kFp8Row == static_cast<int>(fp8_row_bytes(kMlaV, kMlaK - kMlaV)) &
 __device__ __forceinline__ void unpack_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
 }
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+// The power of two that brings a number of this magnitude to 1 to 2, and its inverse: f16 has a short range.
+__device__ __forceinline__ float2 power_for(float magnitude) {
+  const uint32_t exponent = min(max(__float_as_uint(magnitude) >> 23, 1u), 253u);
+  return make_float2(__uint_as_float((254u - exponent) << 23), __uint_as_float(exponent << 23));
+}
 #endif
 
 struct MlaOutput {

@@ -27,24 +27,11 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
 // The scores of 16 keys by one warp: half of the 512 latent columns and half of the rope's. The columns are taken in an order that gives
 // each lane 16 bytes of a key at a time: step s of unit (u, w) holds columns 128 u + 32 c + 16 w + 4 s .. + 3 for lane part c.
 struct Query {
@@ -69,9 +56,9 @@ struct Query {
       }
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
-      const float factor = __uint_as_float((254u - exponent) << 23);
-      back[h] = __uint_as_float(exponent << 23);
+      const float2 power = power_for(largest);
+      const float factor = power.x;
+      back[h] = power.y;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const uint32_t words[4] = {raw[h][i].x, raw[h][i].y, raw[h][i].z, raw[h][i].w};

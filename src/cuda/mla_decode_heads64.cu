@@ -8,8 +8,8 @@
 //   - each group weighs 256 of the 512 value columns with the weights of both stages: 64 x 256 sums in registers.
 // A stage is filled again as soon as both groups are through with its values. 17.8 MFLOP against 147 kB, mostly from L2, as the blocks of a
 // row's other heads read the same.
-// Rows in fp8 are turned into the same tiles by the group whose stage it is, the first group's while the second half of the values is being
-// weighed; there is no room for the codes beside the stages.
+// Rows in fp8 are turned into the same tiles, in f16, by the group whose stage it is, the first group's while the second half of the values
+// is being weighed; there is no room for the codes beside the stages.
 #include "cuda/mla_decode.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/wgmma_mla.cuh"
@@ -33,24 +33,28 @@ __device__ __forceinline__ void copy_box(void* shared, const CUtensorMap& map, i
                "l"(&map), "r"(col), "r"(row), "r"(shared_address(barrier))
                : "memory");
 }
-// 16 codes of a row as two units of 8 bf16.
-__device__ __forceinline__ void scale_codes(const uint4& codes, float scale, uint4 (&units)[2]) {
-  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-  uint32_t out[8];
+// fp8 rows become f16, which holds codes exactly and a product with the scale in 11 bits, times this: a group below 1.7e-3 would lose bits
+// of its scale, a number above 4,000 would be infinite.
+constexpr float kUnit = 16.0f;
+// 16 codes of a row as two units of 8.
+__device__ __forceinline__ void scale_codes(const uint4& codes, uint32_t scale, uint4 (&units)[2]) {
+  uint32_t v[8];
+  unpack_codes(codes.x, v[0], v[1]);
+  unpack_codes(codes.y, v[2], v[3]);
+  unpack_codes(codes.z, v[4], v[5]);
+  unpack_codes(codes.w, v[6], v[7]);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint32_t pairs[2];
-    unpack_codes(words[i], pairs[0], pairs[1]);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      __half2 h;
-      memcpy(&h, &pairs[j], sizeof h);
-      const float2 v = __half22float2(h);
-      out[2 * i + j] = pack_bf16(v.x * scale, v.y * scale);
-    }
-  }
-  units[0] = make_uint4(out[0], out[1], out[2], out[3]);
-  units[1] = make_uint4(out[4], out[5], out[6], out[7]);
+  for (int i = 0; i < 8; ++i) v[i] = mul_f16x2(v[i], scale);
+  units[0] = make_uint4(v[0], v[1], v[2], v[3]);
+  units[1] = make_uint4(v[4], v[5], v[6], v[7]);
+}
+// 8 bf16 as f16, times a factor.
+__device__ __forceinline__ uint4 half_unit(const uint4& pairs, float factor) {
+  const auto convert = [&](uint32_t pair) {
+    constexpr float kMost = 65504.0f;
+    return pack_f16(fminf(fmaxf(low_bf16(pair) * factor, -kMost), kMost), fminf(fmaxf(high_bf16(pair) * factor, -kMost), kMost));
+  };
+  return make_uint4(convert(pairs.x), convert(pairs.y), convert(pairs.z), convert(pairs.w));
 }
 #endif
 
@@ -60,7 +64,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
   __shared__ uint64_t full[2], empty[2];
-  __shared__ float exchange[2][kHeads];
+  __shared__ float exchange[2][kHeads], query_power[kHeads];
   __shared__ int found[3];
   uint8_t* query = raw + (1024 - (shared_address(raw) & 1023u)) % 1024;  // [9 tiles][64 heads][64]
   uint8_t* stages = query + kStageBytes;                                 // [2][9 tiles][64 keys][64]
@@ -145,14 +149,15 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           uint4 units[2];
-          scale_codes(codes[j][k], __uint_as_float(scale[k]), units);
+          const float group_scale = __uint_as_float(scale[k]) * kUnit;
+          scale_codes(codes[j][k], pack_f16(group_scale, group_scale), units);
           // The lanes of a row write to two tiles: one half in the other order, so that they meet different banks.
           const int swap = unit >> 2, at = 2 * (unit & 3);
           uint8_t* tile = to_row + (2 * k + (unit >> 2)) * kTileBytes;
           *reinterpret_cast<uint4*>(tile + (((at + swap) ^ (r & 7)) << 4)) = swap == 0 ? units[0] : units[1];
           *reinterpret_cast<uint4*>(tile + (((at + 1 - swap) ^ (r & 7)) << 4)) = swap == 0 ? units[1] : units[0];
         }
-        *reinterpret_cast<uint4*>(to_row + kRopeTile * kTileBytes + ((unit ^ (r & 7)) << 4)) = rope[j];
+        *reinterpret_cast<uint4*>(to_row + kRopeTile * kTileBytes + ((unit ^ (r & 7)) << 4)) = half_unit(rope[j], kUnit);
       }
     }
     fence_async_proxy();
@@ -174,19 +179,43 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
     if (!early) copy(first + group);
   }
   const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride;
-  for (int i = thread; i < kHeads * (kMlaK / 8); i += kThreads) {
-    const int h = i / (kMlaK / 8), unit = i % (kMlaK / 8);
+  const auto query_unit = [&](int h, int i) {  // of 8 numbers
+    return reinterpret_cast<uint4*>(query + (i >> 3) * kTileBytes + h * 128 + (((i & 7) ^ (h & 7)) << 4));
+  };
+  constexpr int kUnits = kMlaK / 8;
+  if constexpr (kFp8) {  // four threads per head
+    const int h = thread >> 2;
     const bool there = head0 + h < a.heads;
-    cp_async16(query + (unit >> 3) * kTileBytes + h * 128 + (((unit & 7) ^ (h & 7)) << 4), q + (there ? head0 + h : 0) * kMlaK + unit * 8,
-               there);
+    uint4 mine[kUnits / 4];
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kUnits / 4; ++i) {
+      mine[i] = there ? load16(q + (head0 + h) * kMlaK + (4 * i + (thread & 3)) * 8) : make_uint4(0, 0, 0, 0);
+      const uint32_t words[4] = {mine[i].x, mine[i].y, mine[i].z, mine[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) most = fmaxf(most, fmaxf(fabsf(low_bf16(words[j])), fabsf(high_bf16(words[j]))));
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const float2 power = power_for(most);
+    if ((thread & 3) == 0) query_power[h] = power.y;
+#pragma unroll
+    for (int i = 0; i < kUnits / 4; ++i) *query_unit(h, 4 * i + (thread & 3)) = half_unit(mine[i], power.x);
+  } else {
+    for (int i = thread; i < kHeads * kUnits; i += kThreads) {
+      const int h = i / kUnits;
+      const bool there = head0 + h < a.heads;
+      cp_async16(query_unit(h, i % kUnits), q + (there ? head0 + h : 0) * kMlaK + i % kUnits * 8, there);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
   }
-  cp_async_commit();
-  cp_async_wait<0>();
   fence_async_proxy();
   __syncthreads();
 
-  const float scale = a.scale * kLog2E;
   const int my_row = warp * 16 + g;  // and my_row + 8
+  float scale[2] = {a.scale * kLog2E, a.scale * kLog2E};
+  if constexpr (kFp8) scale[0] *= query_power[my_row] / kUnit, scale[1] *= query_power[my_row + 8] / kUnit;
   float acc[128], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < 128; ++i) acc[i] = 0.0f;
@@ -208,8 +237,8 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kMlaK / 16; ++i)
-      wgmma_scores(s, wgmma_operand(query + (i >> 2) * kTileBytes + (i & 3) * 32),
-                   wgmma_operand(my_stage + (i >> 2) * kTileBytes + (i & 3) * 32), i > 0);
+      wgmma_scores<kFp8>(s, wgmma_operand(query + (i >> 2) * kTileBytes + (i & 3) * 32),
+                         wgmma_operand(my_stage + (i >> 2) * kTileBytes + (i & 3) * 32), i > 0);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(s);
@@ -230,7 +259,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
     float keep[2], offset[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float m = fmaxf(largest[h], fmaxf(peak[h], exchange[group ^ 1][my_row + 8 * h]) * scale);
+      const float m = fmaxf(largest[h], fmaxf(peak[h], exchange[group ^ 1][my_row + 8 * h]) * scale[h]);
       keep[h] = exp2f(largest[h] - m);
       largest[h] = m;
       offset[h] = -m;
@@ -239,10 +268,11 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
       const int h = i >> 1 & 1;
-      const float x = exp2f(fmaf(s[i], scale, offset[h])), y = exp2f(fmaf(s[i + 1], scale, offset[h]));
+      const float x = exp2f(fmaf(s[i], scale[h], offset[h])), y = exp2f(fmaf(s[i + 1], scale[h], offset[h]));
       sum[h] += x + y;
       const int r = my_row + 8 * h;
-      *reinterpret_cast<uint32_t*>(my_stage + kRopeTile * kTileBytes + r * 128 + (((i >> 2) ^ (r & 7)) << 4) + 4 * c) = pack_bf16(x, y);
+      *reinterpret_cast<uint32_t*>(my_stage + kRopeTile * kTileBytes + r * 128 + (((i >> 2) ^ (r & 7)) << 4) + 4 * c) =
+          kFp8 ? pack_f16(x, y) : pack_bf16(x, y);
     }
     if (__any_sync(~0u, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
@@ -258,8 +288,8 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
       const uint8_t* rows = stages + stage * kStageBytes;
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        wgmma_values(acc, wgmma_operand(rows + kRopeTile * kTileBytes + k * 32),
-                     wgmma_operand_by_rows(rows + group * 4 * kTileBytes + k * 2048));
+        wgmma_values<kFp8>(acc, wgmma_operand(rows + kRopeTile * kTileBytes + k * 32),
+                           wgmma_operand_by_rows(rows + group * 4 * kTileBytes + k * 2048));
       wgmma_commit();
     }
     const auto release = [&](int stage) {
@@ -292,7 +322,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_heads64_kernel(const __grid_c
   for (int h = 0; h < 2; ++h) {
     const int head = head0 + my_row + 8 * h;
     if (head >= a.heads) continue;
-    const float total = sum[h] + exchange[group ^ 1][my_row + 8 * h], factor = 1.0f / total;
+    const float total = sum[h] + exchange[group ^ 1][my_row + 8 * h], factor = (kFp8 ? 1.0f / kUnit : 1.0f) / total;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int col = head * kMlaV + group * 256 + i * 8 + 2 * c;

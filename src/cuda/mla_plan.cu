@@ -48,7 +48,8 @@ MlaKernel mla_decode_kernel_for(const AttendArgs& a, bool hopper) {
   if (l.heads != 1 || l.k_dim != kMlaK || l.v_dim != kMlaV || !l.v_is_k_prefix || !aligned(a.q) || !aligned(a.out) ||
       reinterpret_cast<uintptr_t>(a.k) % 16 != 0)
     return MlaKernel::none;
-  if (l.format == KvFormat::fp8) return !hopper ? MlaKernel::none : a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::fp8;
+  // Turning codes into tiles costs a block of 64 heads more than it saves, until there is work for several.
+  if (l.format == KvFormat::fp8) return !hopper ? MlaKernel::none : a.heads >= 64 && a.n_rows >= 4 ? MlaKernel::heads64 : MlaKernel::fp8;
   if (l.format != KvFormat::bf16) return MlaKernel::none;
   return hopper && a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::rows16;
 }
