@@ -4,7 +4,7 @@
 set -euo pipefail
 
 declare -A packages=(
-  [build]="g++ cmake ninja-build pkg-config xz-utils ccache libfmt-dev libsimdjson-dev nlohmann-json3-dev libpcre2-dev libxxhash-dev libcli11-dev libbenchmark-dev"
+  [build]="g++ cmake ninja-build pkg-config xz-utils ccache libfmt-dev libsimdjson-dev nlohmann-json3-dev libpcre2-dev libxxhash-dev libcli11-dev libbenchmark-dev libboost-dev libssl-dev libspdlog-dev"
   [test]="libgtest-dev libgmock-dev"
   [lint]="clang-format clang-tidy"
   [fuzz]="clang libclang-rt-14-dev"

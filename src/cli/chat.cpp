@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "cli/chat_prompt.h"
+#include "text/chat_prompt.h"
 #include "cli/commands.h"
 #include "cli/line_reader.h"
 #include "cli/process.h"

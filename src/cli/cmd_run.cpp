@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "cli/answer.h"
 #include "cli/chat.h"
-#include "cli/chat_prompt.h"
+#include "text/chat_prompt.h"
 #include "cli/commands.h"
 #include "cli/op_watch.h"
 #include "cli/process.h"

@@ -1,5 +1,5 @@
 // Conversations to ids: one BOS, and control tokens spelled out by a user stay text.
-#include "cli/chat_prompt.h"
+#include "text/chat_prompt.h"
 
 #include <gtest/gtest.h>
 

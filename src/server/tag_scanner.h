@@ -1,0 +1,28 @@
+// Finds tags in a stream of text, however the stream is cut, and holds back no more than what may become one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cachalot::server {
+
+class TagScanner {
+ public:
+  // What comes next in the stream: text that holds no tag, then perhaps a tag (its index in `tags`, else -1).
+  struct Found {
+    std::string text;
+    int tag = -1;
+  };
+  void push(std::string_view piece) { held_ += piece; }
+  // The earliest tag wins, of two at one place the longest. With tag == -1 all that can be told was told: push more.
+  [[nodiscard]] Found next(const std::vector<std::string_view>& tags);
+  // What is left at the end of the stream.
+  [[nodiscard]] std::string rest();
+  [[nodiscard]] bool empty() const { return held_.empty(); }
+
+ private:
+  std::string held_;
+};
+
+}  // namespace cachalot::server
