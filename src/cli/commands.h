@@ -18,6 +18,7 @@ struct Context {
 };
 
 void add_run_command(CLI::App& app, Context& context);
+void add_serve_command(CLI::App& app, Context& context);
 void add_inspect_command(CLI::App& app, Context& context);
 void add_tokenize_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);

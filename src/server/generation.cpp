@@ -28,15 +28,26 @@ Prepared prepare(Endpoint endpoint, const Service& service, const std::string& b
   return {};
 }
 
+constexpr size_t kInlineBody = 8192;  // bytes
+
+// Whether reading a request may take longer than other connections of the thread should wait: a long prompt, or a grammar to compile.
+bool is_slow(std::string_view body) {
+  if (body.size() > kInlineBody) return true;
+  for (const std::string_view word :
+       {"\"response_format\"", "\"structured_outputs\"", "\"guided_", "\"grammar\"", "\"json_schema\"", "\"format\"", "\"tool_choice\""})
+    if (body.find(word) != std::string_view::npos) return true;
+  return false;
+}
+
 int answers_of(const Prepared& prepared) { return static_cast<int>(prepared.prompts.size()) * prepared.params.n; }
 
 }  // namespace
 
 void Server::Impl::handle_generation(const std::shared_ptr<Exchange>& exchange, HttpRequest request, Endpoint endpoint) {
   const Service& model = service();
-  const size_t size = request.body.size();
+  const bool slow = is_slow(request.body);
   auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, size, [this, exchange, &model, endpoint, body]() -> std::function<void()> {
+  off_thread(exchange, slow, [this, exchange, &model, endpoint, body]() -> std::function<void()> {
     auto prepared = std::make_shared<Prepared>(prepare(endpoint, model, *body));
     body->clear();
     body->shrink_to_fit();
@@ -89,7 +100,7 @@ void Server::Impl::on_end(const JobReport& report) {
 void Server::Impl::handle_count_tokens(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
   auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, body->size(), [exchange, &model, body]() -> std::function<void()> {
+  off_thread(exchange, is_slow(*body), [exchange, &model, body]() -> std::function<void()> {
     const ChatRequest chat = parse_messages_request(*body, model.parse_context(), true);
     model.check_model(chat.model);
     const size_t n = model.render(chat).ids.size();
@@ -100,7 +111,7 @@ void Server::Impl::handle_count_tokens(const std::shared_ptr<Exchange>& exchange
 void Server::Impl::handle_tokenize(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
   auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, body->size(), [exchange, &model, body]() -> std::function<void()> {
+  off_thread(exchange, is_slow(*body), [exchange, &model, body]() -> std::function<void()> {
     const TokenizeRequest wish = parse_tokenize_request(*body, model.parse_context());
     model.check_model(wish.chat ? wish.chat->model : wish.model);
     const Tokenizer& tokenizer = model.tokenizer();
@@ -127,7 +138,7 @@ void Server::Impl::handle_tokenize(const std::shared_ptr<Exchange>& exchange, Ht
 void Server::Impl::handle_detokenize(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
   auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, body->size(), [exchange, &model, body]() -> std::function<void()> {
+  off_thread(exchange, is_slow(*body), [exchange, &model, body]() -> std::function<void()> {
     const DetokenizeRequest wish = parse_detokenize_request(*body, model.parse_context());
     const std::string text = model.tokenizer().decode(wish.tokens);
     std::string answer;

@@ -5,8 +5,6 @@
 
 #include <random>
 
-#include "base/error.h"
-
 namespace cachalot::server {
 namespace {
 
@@ -79,11 +77,7 @@ void Job::start() {
         request.use_prefix_cache = params.use_prefix_cache;
         request.cache_salt = params.cache_salt;
         request.prompt_logprobs = params.prompt_logprobs;
-        if (params.constraint.kind != ConstraintSpec::Kind::none) {
-          if (!service_.options().constraints)
-            throw ApiError(400, "response_format: this build cannot enforce the shape of an answer", "response_format");
-          request.constraint = service_.options().constraints(params.constraint, prepared_.answer.inside_reasoning);
-        }
+        if (prepared_.constraint) request.constraint = prepared_.constraint();
         choice.id = hub_.submit(std::move(request), exchange_->io_thread(), shared_from_this(), choice.index);
       }
     }
@@ -91,8 +85,6 @@ void Job::start() {
     give_up(refusal(refused));
   } catch (const ApiError& error) {
     give_up(error);
-  } catch (const Error& error) {  // of a constraint: a wish that cannot be honoured
-    give_up(ApiError(400, error.what()));
   }
   exchange_->on_closed([weak = weak_from_this()] {
     const auto job = weak.lock();

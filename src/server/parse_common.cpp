@@ -153,18 +153,18 @@ ConstraintSpec parse_response_format(const Field& format, const RequestLimits& l
   if (name == "text") return {};
   if (name == "json_object") {
     // llama.cpp lets a schema stand beside it.
-    if (const auto schema = format.find("schema")) return {Kind::json_schema, json_text(*schema), {}};
-    return {Kind::json_object, {}, {}};
+    if (const auto schema = format.find("schema")) return {.kind = Kind::json_schema, .text = json_text(*schema)};
+    return {.kind = Kind::json_object};
   }
   if (name == "json_schema") {
     const auto wrapped = format.find("json_schema");  // Responses puts "schema" here, chat one level deeper
     const Field schema = (wrapped ? *wrapped : format).at("schema");
-    return {Kind::json_schema, json_text(schema), {}};
+    return {.kind = Kind::json_schema, .text = json_text(schema)};
   }
   if (name == "regex" || name == "grammar") {
     auto text = format.find(name == "regex" ? "pattern" : "grammar");
     if (!text) text = format.at("value");
-    return {name == "regex" ? Kind::regex : Kind::grammar, std::string(text->string()), {}};
+    return {.kind = name == "regex" ? Kind::regex : Kind::grammar, .text = std::string(text->string())};
   }
   static_cast<void>(limits);
   type.refuse("text, json_object, json_schema, regex or grammar");
@@ -179,17 +179,18 @@ ConstraintSpec parse_constraint(const Field& root, const RequestLimits& limits) 
     out = std::move(spec);
   };
   const auto choices = [&](const Field& field) {
-    ConstraintSpec spec{Kind::choice, {}, {}};
+    ConstraintSpec spec{.kind = Kind::choice};
     size_t i = 0;
     for (const auto element : field.array(4096)) spec.choices.emplace_back(field.item(element, i++).string());
     if (spec.choices.empty()) field.refuse("at least one choice");
     return spec;
   };
   const auto json = [](const Field& field) {
-    return ConstraintSpec{Kind::json_schema, field.is_string() ? std::string(field.string()) : simdjson::minify(field.element()), {}};
+    return ConstraintSpec{.kind = Kind::json_schema,
+                          .text = field.is_string() ? std::string(field.string()) : simdjson::minify(field.element())};
   };
   if (const auto field = root.find("response_format")) set(*field, parse_response_format(*field, limits));
-  if (const auto field = root.find("grammar")) set(*field, {Kind::grammar, std::string(field->string()), {}});
+  if (const auto field = root.find("grammar")) set(*field, {.kind = Kind::grammar, .text = std::string(field->string())});
   if (const auto field = root.find("json_schema")) set(*field, json(*field));
   const auto nested = root.find("structured_outputs");
   for (const bool guided : {false, true}) {
@@ -197,9 +198,9 @@ ConstraintSpec parse_constraint(const Field& root, const RequestLimits& limits) 
     const Field& holder = guided ? root : *nested;
     const std::string prefix = guided ? "guided_" : "";
     if (const auto field = holder.find(prefix + "json")) set(*field, json(*field));
-    if (const auto field = holder.find(prefix + "regex")) set(*field, {Kind::regex, std::string(field->string()), {}});
+    if (const auto field = holder.find(prefix + "regex")) set(*field, {.kind = Kind::regex, .text = std::string(field->string())});
     if (const auto field = holder.find(prefix + "choice")) set(*field, choices(*field));
-    if (const auto field = holder.find(prefix + "grammar")) set(*field, {Kind::grammar, std::string(field->string()), {}});
+    if (const auto field = holder.find(prefix + "grammar")) set(*field, {.kind = Kind::grammar, .text = std::string(field->string())});
     if (const auto field = holder.find("structural_tag")) field->refuse_text("not supported");
   }
   return out;

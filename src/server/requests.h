@@ -10,6 +10,7 @@
 
 #include "cachalot/engine.h"
 #include "server/api_error.h"
+#include "server/tool_parser.h"
 
 namespace cachalot::server {
 
@@ -33,10 +34,14 @@ struct RequestLimits {
 
 // Wanted shape of the answer. The text of a schema is JSON.
 struct ConstraintSpec {
-  enum class Kind : uint8_t { none, json_object, json_schema, regex, choice, grammar };
+  enum class Kind : uint8_t { none, json_object, json_schema, regex, choice, grammar, calls };
   Kind kind = Kind::none;
   std::string text;                  // schema, pattern or grammar
   std::vector<std::string> choices;  // of Kind::choice
+  // Of Kind::calls: nothing but calls of these tools (as in ChatRequest), written in this format.
+  nlohmann::ordered_json tools;
+  ToolFormat tool_format = ToolFormat::none;
+  bool one_call = false;
 };
 
 // Parameters that all endpoints share. Those that are absent leave the model's defaults (`SamplingOptions` given to the parser).

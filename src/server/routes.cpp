@@ -46,7 +46,6 @@ constexpr Route kAdminRoutes[] = {
 };
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
-constexpr size_t kInlineBody = 8192;  // bytes; larger requests are read on a worker thread
 
 bool is_json(std::string_view content_type) {
   std::string type(content_type.substr(0, content_type.find(';')));
@@ -261,8 +260,8 @@ std::string Server::Impl::state_json() const {
   return body;
 }
 
-void Server::Impl::off_thread(const std::shared_ptr<Exchange>& exchange, size_t body_bytes, std::function<std::function<void()>()> make) {
-  if (body_bytes <= kInlineBody) {
+void Server::Impl::off_thread(const std::shared_ptr<Exchange>& exchange, bool slow, std::function<std::function<void()>()> make) {
+  if (!slow) {
     make()();
     return;
   }

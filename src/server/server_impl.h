@@ -54,7 +54,7 @@ class Server::Impl : public JobObserver {
   void handle_count_tokens(const std::shared_ptr<Exchange>& exchange, HttpRequest request);
   void run(const std::shared_ptr<Exchange>& exchange, Prepared prepared, Endpoint endpoint);
   // Runs `make` on a worker or here, and what it returned on the I/O thread; a thrown ApiError is the answer.
-  void off_thread(const std::shared_ptr<Exchange>& exchange, size_t body_bytes, std::function<std::function<void()>()> make);
+  void off_thread(const std::shared_ptr<Exchange>& exchange, bool slow, std::function<std::function<void()>()> make);
 
   [[nodiscard]] const Service& service() const;  // throws ApiError 503 while there is none, or it takes no more
   [[nodiscard]] std::string metrics_text() const;

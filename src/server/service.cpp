@@ -146,11 +146,22 @@ ChatPrompt Service::render(const ChatRequest& request) const {
   }
 }
 
+ConstraintMaker Service::constraint_of(const CommonParams& params, bool after_reasoning) const {
+  if (params.constraint.kind == ConstraintSpec::Kind::none) return {};
+  if (!options_.constraints) throw ApiError(400, "response_format: this server cannot enforce the shape of an answer", "response_format");
+  try {
+    return options_.constraints(params.constraint, after_reasoning);
+  } catch (const Error& error) {
+    const bool calls = params.constraint.kind == ConstraintSpec::Kind::calls;
+    throw ApiError(400, error.what(), calls ? "tool_choice" : "response_format");
+  }
+}
+
 Prepared Service::prepare(ChatRequest request) const {
   check_model(request.model);
   using Kind = ToolChoice::Kind;
   if ((request.tool_choice.kind == Kind::required || request.tool_choice.kind == Kind::named) && !options_.constraints)
-    throw ApiError(400, "tool_choice: this build cannot force a call; use \"auto\"", "tool_choice");
+    throw ApiError(400, "tool_choice: this server cannot force a call; use \"auto\"", "tool_choice");
   ChatPrompt prompt = render(request);
   Prepared out;
   out.chat = true;
@@ -163,9 +174,18 @@ Prepared Service::prepare(ChatRequest request) const {
   out.answer.skip_special = request.common.skip_special_tokens;
   out.wants_reasoning = request.include_reasoning;
   if (!request.parallel_tool_calls) out.max_tool_calls = 1;
+  if (request.tool_choice.kind == Kind::required || request.tool_choice.kind == Kind::named) {
+    ConstraintSpec forced{.kind = ConstraintSpec::Kind::calls, .tool_format = tool_format_};
+    forced.one_call = request.tool_choice.kind == Kind::named || !request.parallel_tool_calls;
+    forced.tools = ordered_json::array();
+    for (const auto& tool : request.tools)
+      if (request.tool_choice.kind == Kind::required || tool["function"]["name"] == request.tool_choice.name) forced.tools.push_back(tool);
+    request.common.constraint = std::move(forced);
+  }
   static_cast<void>(answer_limit(prompt.ids.size(), request.common));
   out.prompts.push_back(std::move(prompt.ids));
   out.params = std::move(request.common);
+  out.constraint = constraint_of(out.params, out.answer.inside_reasoning);
   return out;
 }
 
@@ -189,6 +209,7 @@ Prepared Service::prepare(CompletionRequest request) const {
   out.answer.include_stop = request.common.include_stop;
   out.answer.skip_special = request.common.skip_special_tokens;
   out.params = std::move(request.common);
+  out.constraint = constraint_of(out.params, false);
   return out;
 }
 

@@ -15,9 +15,11 @@
 
 namespace cachalot::server {
 
-// Makes what masks the tokens of one request; throws ApiError or Error (which becomes a 400) for a wish that cannot be honoured.
+// Makes what masks the tokens of one answer.
+using ConstraintMaker = std::function<std::shared_ptr<TokenConstraint>()>;
+// Compiles a wish, which may take tens of milliseconds, for any number of answers. Throws Error for one that cannot be honoured.
 // `after_reasoning`: free until the reasoning part is closed.
-using ConstraintFactory = std::function<std::shared_ptr<TokenConstraint>(const ConstraintSpec& spec, bool after_reasoning)>;
+using ConstraintFactory = std::function<ConstraintMaker(const ConstraintSpec& spec, bool after_reasoning)>;
 
 struct ServiceOptions {
   std::vector<std::string> names;  // that requests may give as "model"; the first is the one that answers show
@@ -38,6 +40,7 @@ struct Prepared {
   std::vector<std::string> prompt_texts;  // of completions that echo
   AnswerOptions answer;
   CommonParams params;
+  ConstraintMaker constraint;  // empty: none
   int max_tool_calls = INT32_MAX;
   bool echo = false, wants_reasoning = true, chat = false;
 };
@@ -65,6 +68,7 @@ class Service {
   [[nodiscard]] int answer_limit(size_t n_prompt, const CommonParams& params) const;
 
  private:
+  [[nodiscard]] ConstraintMaker constraint_of(const CommonParams& params, bool after_reasoning) const;
   void find_traits(const ChatTemplate& chat_template);
 
   Engine& engine_;

@@ -3,8 +3,11 @@
 import asyncio
 import json
 
+import httpx
 import openai
 import pytest
+
+from conftest import KEY, URL
 
 HELLO = [{"role": "user", "content": "Write a line of code."}]
 TOOLS = [
@@ -97,7 +100,8 @@ def test_logprobs(client, model):
 
 def test_logit_bias(client, model):
     plain = chat(client, model, temperature=0, logprobs=True).choices[0].logprobs.content[0]
-    ids = client.post("/../tokenize", cast_to=object, body={"prompt": plain.token, "add_special_tokens": False})["tokens"]
+    answer = httpx.post(URL + "/tokenize", headers={"Authorization": "Bearer " + KEY}, json={"prompt": plain.token, "add_special_tokens": False})
+    ids = answer.json()["tokens"]
     other = chat(client, model, temperature=0, logprobs=True, logit_bias={str(i): -100 for i in ids})
     assert other.choices[0].logprobs.content[0].token != plain.token
 
