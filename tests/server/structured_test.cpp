@@ -85,7 +85,7 @@ TEST(Structured, WishesThatCannotBeHonouredAreRefused) {
   const ServerFixture fixture(drawing("deepseek-ai-DeepSeek-V3.1"));
   for (const char* fields :
        {R"("response_format":{"type":"json_schema","json_schema":{"schema":{"$ref":"#/nowhere"}}})", R"("guided_regex":"(")",
-        R"("guided_regex":"(?=a)b")", R"("grammar":"root ::= ")", R"("grammar":"root ::= root \"a\"")"}) {
+        R"("guided_regex":"(?=a)b")", R"("grammar":"root ::= (")", R"("grammar":"root ::= root \"a\"")"}) {
     const HttpAnswer answer = fixture.chat(std::string(fields) + ",\"stream\":true");
     EXPECT_EQ(answer.status, 400) << fields << answer.body;
     EXPECT_EQ(json::parse(answer.body)["error"]["param"], "response_format");
