@@ -6,12 +6,12 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "text/chat_prompt.h"
 #include "cli/commands.h"
 #include "cli/line_reader.h"
 #include "cli/process.h"
 #include "cli/read_file.h"
 #include "cli/text_units.h"
+#include "text/chat_prompt.h"
 
 namespace cachalot {
 namespace {

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "cli/answer.h"
 #include "cli/chat.h"
-#include "text/chat_prompt.h"
 #include "cli/commands.h"
 #include "cli/op_watch.h"
 #include "cli/process.h"
@@ -15,6 +14,7 @@
 #include "cli/run_flags.h"
 #include "cli/text_units.h"
 #include "runtime/engine.h"
+#include "text/chat_prompt.h"
 
 namespace cachalot {
 namespace {
