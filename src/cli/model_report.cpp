@@ -97,6 +97,8 @@ Json kv_json(const Config& config) {
   Json out;
   for (const auto& [name, format] : {std::pair{"f32", KvFormat::f32}, std::pair{"bf16", KvFormat::bf16}})
     out[name] = config.kv_layout(format, 16).token_bytes() * static_cast<size_t>(config.n_layers);
+  if (config.mla && fp8_row_fits(config.kv_rank, config.rope.dim))
+    out["fp8"] = config.kv_layout(KvFormat::fp8, 16).token_bytes() * static_cast<size_t>(config.n_layers);
   return out;
 }
 
@@ -188,9 +190,10 @@ std::string report_text(const Json& report, bool with_tensors) {
        fmt::format("{} in {} tensors, {}, {:.2f} bits each", count_text(report["parameters"].get<double>()), report["tensors"].size(),
                    bytes_text(report["bytes"].get<double>()), report["bits_per_parameter"].get<double>()));
   if (!report["config"].is_null()) out += config_text(report["config"]);
-  if (!report["kv_bytes_per_token"].is_null())
-    line("KV cache", fmt::format("{} per token in bf16, {} in f32", bytes_text(report["kv_bytes_per_token"]["bf16"].get<double>()),
-                                 bytes_text(report["kv_bytes_per_token"]["f32"].get<double>())));
+  if (const Json& kv = report["kv_bytes_per_token"]; !kv.is_null())
+    line("KV cache",
+         fmt::format("{} per token in bf16, {} in f32{}", bytes_text(kv["bf16"].get<double>()), bytes_text(kv["f32"].get<double>()),
+                     kv.contains("fp8") ? fmt::format(", {} in fp8", bytes_text(kv["fp8"].get<double>())) : ""));
   if (const Json& t = report["tokenizer"]; !t.is_null()) {
     std::string ends;
     for (const auto& end : t["end"]) ends += (ends.empty() ? "" : ", ") + token_text(end);

@@ -23,6 +23,7 @@ TEST(Inspect, TellsTheFactsOfADirectory) {
   // One row of 128 + 32 numbers in each of five layers.
   EXPECT_EQ(report["kv_bytes_per_token"]["bf16"], 5 * 160 * 2);
   EXPECT_EQ(report["kv_bytes_per_token"]["f32"], 5 * 160 * 4);
+  EXPECT_EQ(report["kv_bytes_per_token"]["fp8"], 5 * (128 + 4 + 32 * 2));
   // reference.json counts 12,527,104 parameters, without the 16 routing biases of each of five layers, which training does not touch.
   EXPECT_EQ(report["parameters"], 12527104 + 5 * 16);
   EXPECT_EQ(report["tokenizer"]["chat_template"], true);
