@@ -1,4 +1,4 @@
-// CudaOps: the device, its memory, the operations on rows, sampling; and what a runtime needs beyond Ops (graphs, timing).
+// CudaOps: the device, its memory, the operations on rows; and what a runtime needs beyond Ops (graphs, timing).
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -8,7 +8,6 @@
 
 namespace cachalot {
 namespace cuda {
-namespace {
 
 Buffer device_memory(size_t bytes) {
   void* memory = nullptr;
@@ -20,6 +19,31 @@ Buffer device_memory(size_t bytes) {
   }
   return {memory, [](void* p) { cudaFree(p); }};
 }
+
+Buffer pinned_memory(size_t bytes) {
+  void* memory = nullptr;
+  CACHALOT_CUDA_CHECK(cudaMallocHost(&memory, bytes));
+  return {memory, [](void* p) { cudaFreeHost(p); }};
+}
+
+UploadRing::~UploadRing() {
+  for (Part& part : parts_)
+    if (part.copied != nullptr) cudaEventDestroy(part.copied);
+}
+
+void UploadRing::upload(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+  Part& part = parts_[next_++ % parts_.size()];
+  if (part.copied == nullptr) {
+    part.memory = pinned_memory(kMostBytes);
+    CACHALOT_CUDA_CHECK(cudaEventCreateWithFlags(&part.copied, cudaEventDisableTiming));
+  }
+  CACHALOT_CUDA_CHECK(cudaEventSynchronize(part.copied));
+  std::memcpy(part.memory.get(), host, bytes);
+  CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, part.memory.get(), bytes, cudaMemcpyHostToDevice, stream));
+  CACHALOT_CUDA_CHECK(cudaEventRecord(part.copied, stream));
+}
+
+namespace {
 
 bool is_set(const char* name) {
   const char* variable = std::getenv(name);
@@ -50,12 +74,6 @@ class RecordedGraph final : public Graph {
   cudaStream_t stream_;
   Buffer temporary_;  // the arena may have given it up since
 };
-
-// What greedy sampling on the device covers: the largest logit and nothing else.
-bool is_plain_greedy(const SampleParams& p) {
-  return !(p.temperature > 0.0f) && p.n_logprobs < 0 && p.bias.empty() &&
-         (p.history.empty() || (p.repetition == 1.0f && p.presence == 0.0f && p.frequency == 0.0f));
-}
 
 }  // namespace
 
@@ -116,6 +134,7 @@ Buffer CudaOps::alloc(size_t bytes) {
 void CudaOps::upload(void* device, const void* host, size_t bytes) {
   not_in_forward("an upload");
   if (bytes == 0) return;
+  if (bytes <= UploadRing::kMostBytes) return uploads_.upload(device, host, bytes, stream_);
   CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_));
   CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
@@ -134,6 +153,7 @@ View CudaOps::temp(DType dtype, int rows, int cols) {
 }
 
 MemorySize CudaOps::memory() {
+  not_in_forward("a wait");
   MemorySize memory;
   CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   CACHALOT_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));
@@ -244,28 +264,6 @@ void CudaOps::scatter_add_rows(View x, View ids, View weights, View y) {
   CACHALOT_CHECK(y.dtype == DType::f32 && x.n_cols() == y.n_cols());
   if (x.n_rows() == 0) return;
   done(launch_scatter_add_rows(mat_of(x), ints(ids), floats(weights), mat_of(y), stream_), "scatter_add_rows");
-}
-
-void CudaOps::sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) {
-  const int n = logits.n_rows();
-  CACHALOT_CHECK(params.size() == static_cast<size_t>(n) && out.size() == params.size());
-  if (n == 0) return;
-  bool greedy = true;
-  for (const SampleParams& p : params) greedy = greedy && is_plain_greedy(p);
-  if (!greedy) return Ops::sample(logits, params, out);
-  std::vector<int> ids(static_cast<size_t>(n));
-  const size_t mark = temp_mark();
-  const View found = temp(DType::i32, 1, n), largest = temp(DType::f32, 1, n);
-  done(launch_argmax(mat_of(logits), static_cast<int*>(found.data), static_cast<float*>(largest.data), stream_), "sample");
-  temp_release(mark);
-  download(ids.data(), found.data, ids.size() * sizeof(int));
-  for (int i = 0; i < n; ++i) {
-    const auto at = static_cast<size_t>(i);
-    if (ids[at] < 0)
-      Ops::sample(logits.rows(i, 1), params.subspan(at, 1), out.subspan(at, 1));  // not finite: the host says why
-    else
-      out[at] = {.token = ids[at]};
-  }
 }
 
 }  // namespace cuda

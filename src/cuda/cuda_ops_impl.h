@@ -1,6 +1,8 @@
-// The class behind make_cuda_ops. Its parts: cuda_ops.cpp (memory, rows), pack.cpp, linear.cpp, moe.cpp, attention.cpp.
+// The class behind make_cuda_ops. Its parts: cuda_ops.cpp (memory, rows), pack.cpp, linear.cpp, moe.cpp, attention.cpp,
+// sample.cpp.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "cuda/attention_kernels.h"
@@ -21,6 +23,42 @@ struct CudaPacked final : Packed {
   size_t n_bytes = 0;
   Buffer bias;  // f32 [out], or null
   [[nodiscard]] size_t bytes() const override { return n_bytes; }
+};
+
+// Pinned memory through which small uploads go without a wait: the next ones take other parts of it.
+class UploadRing {
+ public:
+  static constexpr size_t kMostBytes = size_t{1} << 20;
+  ~UploadRing();
+  void upload(void* device, const void* host, size_t bytes, cudaStream_t stream);
+
+ private:
+  struct Part {
+    Buffer memory;
+    cudaEvent_t copied = nullptr;
+  };
+  std::array<Part, 4> parts_;
+  size_t next_ = 0;
+};
+
+struct SampleLists;
+
+// Memory that sample() stages its settings and results in, on both sides; it grows when a call needs more.
+class Sampler {
+ public:
+  Sampler();
+  ~Sampler();
+  SampleLists& lists() { return *lists_; }
+  void grow(size_t up, size_t down);  // bytes
+  [[nodiscard]] std::byte* up_host() const { return static_cast<std::byte*>(up_host_.get()); }
+  [[nodiscard]] std::byte* up_device() const { return static_cast<std::byte*>(up_device_.get()); }
+  [[nodiscard]] std::byte* down_host() const { return static_cast<std::byte*>(down_host_.get()); }
+  [[nodiscard]] std::byte* down_device() const { return static_cast<std::byte*>(down_device_.get()); }
+
+ private:
+  std::unique_ptr<SampleLists> lists_;
+  Buffer up_host_, up_device_, down_host_, down_device_;
+  size_t up_bytes_ = 0, down_bytes_ = 0;
 };
 
 class CudaOps final : public Ops {
@@ -94,6 +132,10 @@ class CudaOps final : public Ops {
   // The gate and up halves of a fused product, when one kernel can take both.
   static bool halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up);
 
+  // sample.cpp
+  // Of the call's lists, the rows from `begin` on; `logits` are theirs.
+  void sample_rows(View logits, size_t begin, std::span<Sampled> out);
+
   // attention.cpp
   bool attend_flash(const Attn& attn, const AttendArgs& args, View q, View out);
 
@@ -110,7 +152,13 @@ class CudaOps final : public Ops {
   bool hopper_ = false;  // sm_90: wgmma
   std::unique_ptr<CublasLt> cublas_;
   Arena arena_;
+  UploadRing uploads_;
+  Sampler sampler_;
 };
+
+// cudaMalloc, or an Error with what was asked for and what is there; and memory of the host that the device reads and writes by itself.
+Buffer device_memory(size_t bytes);
+Buffer pinned_memory(size_t bytes);
 
 inline Mat mat_of(const View& v) { return {v.data, v.dtype, v.n_rows(), v.n_cols(), v.stride[0]}; }
 

@@ -201,38 +201,6 @@ __global__ void fill_kernel(float* to, float value, int64_t n) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) to[i] = value;
 }
 
-// The largest logit, the lowest id among equals; -1 when a logit is NaN or the largest is not finite.
-__global__ void argmax_kernel(const float* logits, int64_t stride, int n, int* ids, float* largest) {
-  __shared__ float best_value[32];
-  __shared__ int best_id[32];
-  pdl_trigger();
-  pdl_wait();
-  const float* row = logits + blockIdx.x * stride;
-  float value = -INFINITY;
-  int id = -1;
-  bool bad = false;
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
-    const float v = row[i];
-    bad |= isnan(v);
-    if (v > value) value = v, id = i;
-  }
-  bad = __syncthreads_or(bad);
-  const auto better = [](float v, int i, float w, int j) { return w > v || (w == v && j >= 0 && (i < 0 || j < i)); };
-  for (int m = 16; m > 0; m >>= 1) {
-    const float w = __shfl_xor_sync(~0u, value, m);
-    const int j = __shfl_xor_sync(~0u, id, m);
-    if (better(value, id, w, j)) value = w, id = j;
-  }
-  if ((threadIdx.x & 31) == 0) best_value[threadIdx.x >> 5] = value, best_id[threadIdx.x >> 5] = id;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (unsigned w = 1; w < blockDim.x / 32; ++w)
-      if (better(value, id, best_value[w], best_id[w])) value = best_value[w], id = best_id[w];
-    ids[blockIdx.x] = bad || isinf(value) ? -1 : id;
-    largest[blockIdx.x] = value;
-  }
-}
-
 dim3 rows_of(int n) { return dim3(static_cast<unsigned>(n)); }
 int threads_for(int n) { return n >= 1024 ? 256 : n >= 256 ? 128 : n > 32 ? 64 : 32; }
 template <typename T>
@@ -331,11 +299,6 @@ cudaError_t launch_copy_tails(Mat x, Mat y, int heads, int in, int out, int tail
 
 cudaError_t launch_fill(float* to, float value, int64_t n, cudaStream_t stream) {
   return launch(fill_kernel, rows_of(static_cast<int>(n / 1024 + 1 < 1024 ? n / 1024 + 1 : 1024)), 256, 0, stream, to, value, n);
-}
-
-cudaError_t launch_argmax(Mat logits, int* ids, float* largest, cudaStream_t stream) {
-  return launch(argmax_kernel, rows_of(logits.rows), 1024, 0, stream, static_cast<const float*>(logits.data), logits.stride, logits.cols,
-                ids, largest);
 }
 
 }  // namespace cachalot::cuda

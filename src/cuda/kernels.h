@@ -35,7 +35,6 @@ cudaError_t launch_copy_heads(Mat x, int x_head, Mat y, int y_head, int heads, i
 // Copies `tail` numbers of each head: from x column h * (in + tail) + in to y column h * (out + tail) + out.
 cudaError_t launch_copy_tails(Mat x, Mat y, int heads, int in, int out, int tail, cudaStream_t stream);
 cudaError_t launch_fill(float* to, float value, int64_t n, cudaStream_t stream);
-cudaError_t launch_argmax(Mat logits, int* ids, float* largest, cudaStream_t stream);
 
 // ---- route.cu ----
 struct RouteArgs {

@@ -24,7 +24,7 @@ class SequenceRunner {
       : ops_(ops),
         vocab_(decoder.config().vocab),
         chunk_(std::clamp(static_cast<int>(kLogitBytes / (static_cast<size_t>(vocab_) * sizeof(float))), 1, std::min(512, n_tokens))),
-        cache_(ops, decoder.config(), KvFormat::f32, 32, (n_tokens + 31) / 32),
+        cache_(ops, decoder.config(), ops.activation() == DType::bf16 ? KvFormat::bf16 : KvFormat::f32, 32, (n_tokens + 31) / 32),
         runner_(ops, decoder, cache_, {.max_tokens = chunk_, .max_seqs = 1, .max_logits = chunk_, .max_sequence = n_tokens}),
         rows_(static_cast<size_t>(chunk_) * static_cast<size_t>(vocab_)) {}
 

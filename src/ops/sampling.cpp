@@ -3,33 +3,22 @@
 #include "ops/sampling.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
+#include "ops/sampling_math.h"
+
 namespace cachalot {
 namespace {
+using namespace sampling;
 
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-// Bounds of -log(-log u) over the values that sample_uniform gives: u is at most 1 - 2^-24.
-constexpr double kLargestGumbel = 16.64;
 
 struct Candidate {
   double logit;  // divided by the temperature
   int token;
 };
 bool more_likely(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.token < b.token); }
-
-std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53u} * counter[0], b = uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
-               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
-  }
-  return counter;
-}
 
 // The generator with its last four words, as neighbouring tokens share them.
 class Uniform {
@@ -38,15 +27,14 @@ class Uniform {
   float at(uint32_t token) {
     if (token / 4 != group_) {
       group_ = token / 4;
-      words_ = philox({static_cast<uint32_t>(group_), 0, static_cast<uint32_t>(step_), static_cast<uint32_t>(step_ >> 32)},
-                      {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+      words_ = philox(seed_, step_, static_cast<uint32_t>(group_));
     }
-    return (static_cast<float>(words_[token % 4] >> 9) + 0.5f) * 0x1p-23f;
+    return uniform_of(words_.word[token % 4]);
   }
 
  private:
   uint64_t seed_, step_, group_ = ~uint64_t{0};
-  std::array<uint32_t, 4> words_{};
+  Words words_{};
 };
 
 // Penalties, biases and tokens that are not allowed; what is then not a number counts as forbidden.
@@ -95,8 +83,8 @@ std::vector<Candidate> most_likely(std::span<const float> logits, int k) {
 void keep_top_p(std::vector<Candidate>& candidates, float p) {
   if (!(p < 1.0f)) return;
   const double highest = std::min_element(candidates.begin(), candidates.end(), more_likely)->logit;
-  double total = 0.0, mass = 0.0;
-  for (const Candidate& c : candidates) total += std::exp(c.logit - highest);
+  uint64_t total = 0, mass = 0;
+  for (const Candidate& c : candidates) total += mass_of(highest - c.logit);
   size_t sorted = 0, n = 0;
   do {
     if (n == sorted) {
@@ -106,8 +94,8 @@ void keep_top_p(std::vector<Candidate>& candidates, float p) {
       std::sort(at(sorted), at(end), more_likely);
       sorted = end;
     }
-    mass += std::exp(candidates[n++].logit - highest);
-  } while (n < candidates.size() && mass < static_cast<double>(p) * total);
+    mass += mass_of(highest - candidates[n++].logit);
+  } while (n < candidates.size() && static_cast<double>(mass) < static_cast<double>(p) * static_cast<double>(total));
   candidates.resize(n);
 }
 
@@ -128,9 +116,10 @@ class Race {
   void enter(const Candidate& c) {
     const double behind = best_.logit - c.logit;
     if (behind > kLargestGumbel) return;
-    const auto u = static_cast<double>(uniform_.at(static_cast<uint32_t>(c.token)));
+    const float uniform = uniform_.at(static_cast<uint32_t>(c.token));
+    const auto u = static_cast<double>(uniform);
     if ((1.0 - u) * (1.0 + behind) > 1.0 + 1e-9) return;
-    const Candidate entry{c.logit - std::log(-std::log(u)), c.token};
+    const Candidate entry{race_entry(c.logit, uniform), c.token};
     if (more_likely(entry, best_)) best_ = entry;
   }
   [[nodiscard]] const Candidate& best() const { return best_; }
@@ -173,11 +162,10 @@ int choose(std::span<const float> logits, const SampleParams& params) {
 }
 
 void add_logprobs(std::span<const float> logits, int n_top, Sampled& out) {
-  double sum = 0.0;
-  const auto highest = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
-  for (const float l : logits) sum += std::exp(static_cast<double>(l) - highest);
-  const double log_sum = std::log(sum);
-  const auto logprob = [&](float logit) { return static_cast<float>((static_cast<double>(logit) - highest) - log_sum); };
+  uint64_t sum = 0;
+  const float highest = *std::max_element(logits.begin(), logits.end());
+  for (const float l : logits) sum += mass_of(static_cast<double>(highest) - static_cast<double>(l));
+  const auto logprob = [&](float logit) { return logprob_of(logit, highest, sum); };
   out.logprob = logprob(logits[static_cast<size_t>(out.token)]);
   if (n_top <= 0) return;
   std::vector<Candidate> tokens = most_likely(logits, n_top);
@@ -186,6 +174,11 @@ void add_logprobs(std::span<const float> logits, int n_top, Sampled& out) {
 }
 
 }  // namespace
+
+float logprob_of(float logit, float highest, uint64_t sum) {
+  const double log_sum = std::log(static_cast<double>(sum)) - kMassBits * std::log(2.0);
+  return static_cast<float>((static_cast<double>(logit) - static_cast<double>(highest)) - log_sum);
+}
 
 float sample_uniform(uint64_t seed, uint64_t step, uint32_t token) { return Uniform(seed, step).at(token); }
 

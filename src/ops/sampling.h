@@ -1,8 +1,9 @@
 // Sampling: how a token is drawn from logits, defined so that every device and every batch gives the same token for the same logits.
 //
 // In this order: tokens that are not allowed are dropped; repetition, presence and frequency penalties on tokens seen; logit bias;
-// temperature; top-k; top-p; min-p. Then the draw is an exponential race: the token with the largest log p_i - log(-log u_i), u_i =
-// uniform(seed, step, i), from a counter-based generator. So no order of summation and no neighbour in the batch can change the result.
+// temperature; top-k; top-p; min-p. Probabilities are whole numbers of 2^-46 of the largest (sampling_math.h), so that their sums have no
+// order. Then the draw is an exponential race: the token with the largest log p_i - log(-log u_i), u_i = uniform(seed, step, i), from a
+// counter-based generator. So no order of summation and no neighbour in the batch can change the result.
 // Temperature 0 takes the largest logit, lowest id first.
 #pragma once
 
@@ -43,6 +44,9 @@ struct Sampled {
 
 // The host implementation, the meaning of sample(). logits [n_vocab] is not changed.
 Sampled sample_token(std::span<const float> logits, const SampleParams& params);
+
+// The log probability of a logit, given the row's largest one and the sum of mass_of(highest - l) over its logits l.
+float logprob_of(float logit, float highest, uint64_t sum);
 
 // The generator: a uniform number in (0, 1) for (seed, step, token), from Philox-4x32-10 (Salmon et al. 2011) with the key (low, high word
 // of the seed) and the counter (token / 4, 0, low, high word of the step). Word token % 4 of the result, w, gives ((w >> 9) + 0.5) / 2^23,

@@ -1,7 +1,10 @@
-// Runner: turns "these sequences, so many new tokens each" into a Batch, and runs the decoder on it.
+// Runner: turns "these sequences, so many new tokens each" into a Batch, and runs the decoder on it. Steps in which every sequence gets
+// the same few tokens are padded to one of a few sizes, so that a device that records graphs replays them.
 #pragma once
 
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/kv_cache.h"
@@ -35,28 +38,73 @@ struct RunnerLimits {
   int max_sequence = 4096;  // tokens of one sequence
 };
 
+// automatic: replay where memory is not the host's; padded: pad steps likewise, but run them call by call (for tests); off: neither.
+enum class GraphUse : uint8_t { automatic, padded, off };
+
+// The sizes of padded steps: the smallest one that holds n sequences, and the smallest bound that holds a context of n tokens.
+int padded_seqs(int n);
+int padded_context(int n);
+
 class Runner {
  public:
-  Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLimits& limits, MlaForm form = MlaForm::automatic);
+  Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLimits& limits, MlaForm form = MlaForm::automatic,
+         GraphUse graphs = GraphUse::automatic);
 
   // One forward step; afterwards each item's n_computed has grown by n_new.
   StepResult step(std::span<const StepItem> items);
   [[nodiscard]] const RunnerLimits& limits() const { return limits_; }
 
+  // Runs the largest steps that the limits allow on made-up tokens, which leave nothing in the cache: temporary memory gets its size.
+  void rehearse();
+  // Records the graphs of steps with one token per sequence and contexts up to padded_context(1), the smallest first; otherwise a size is
+  // recorded when it comes for the second time. Returns how many there are now.
+  int record_graphs(int at_most = kMaxGraphs);
+  [[nodiscard]] int n_graphs() const { return n_graphs_; }
+  [[nodiscard]] int64_t n_replayed() const { return n_replayed_; }  // steps
+  // Why recording was given up; "" while it was not.
+  [[nodiscard]] const std::string& graph_problem() const { return graph_problem_; }
+
+  static constexpr int kMaxGraphs = 96;     // the one that was not used for longest gives way
+  static constexpr int kMaxPaddedRows = 8;  // new tokens per sequence of a padded step
+
  private:
+  // What a padded step's shapes depend on.
+  struct Shape {
+    int n_seqs = 0, n_new = 0, context = 0;
+    bool all_logits = false;
+    auto operator<=>(const Shape&) const = default;
+  };
+  struct Recorded {
+    std::unique_ptr<Graph> graph;
+    int64_t last_used = 0;
+  };
+
   [[nodiscard]] bool short_queries(const StepItem& item) const;
-  void lay_out(std::span<const StepItem> items, StepResult& result);
+  // The shape that the step is padded to; n_seqs is 0 when it is not.
+  [[nodiscard]] Shape shape_of(std::span<const StepItem> items) const;
+  // `writes`: the rows go to the cache.
+  void lay_out(std::span<const StepItem> items, const Shape& shape, bool writes, StepResult& result);
+  void pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int table_cols);
+  void upload();
+  void forward();
+  void run(const Shape& shape);
+  void record(const Shape& shape);
 
   Ops& ops_;
   const Decoder& decoder_;
   KvCache& cache_;
   RunnerLimits limits_;
   MlaForm form_;
+  bool pads_, replays_;
   int max_blocks_;
-  std::vector<int> host_;  // all index arrays of the batch, in the order of `offset_*`
+  std::vector<int> host_;  // all index arrays of the batch, one after the other
   Buffer device_;          // the same on the device
   Buffer logits_;          // f32 [max_logits, vocab]
   Batch batch_;
+  std::map<Shape, Recorded> recorded_;  // shapes that have run, with their graphs if they have one
+  int64_t n_steps_ = 0, n_replayed_ = 0;
+  int n_graphs_ = 0;
+  std::string graph_problem_;
 };
 
 }  // namespace cachalot

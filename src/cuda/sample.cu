@@ -1,0 +1,457 @@
+// Sampling as ops/sampling.h defines it, a block per row. A row is read once for its largest logit; the filters find the last token that
+// stays by a histogram whose one interesting bin is sorted; then the race. All sums are of integers and all other arithmetic is
+// sampling_math.h's, so the token is the host's whatever the number of threads.
+#include "cuda/device.cuh"
+#include "cuda/sample.h"
+#include "ops/sampling_math.h"
+
+namespace cachalot::cuda {
+namespace {
+using namespace sampling;
+
+constexpr int kBins = 2048;  // also how many tokens a bin may hold to be sorted
+constexpr float kLargest = 3.402823466e38f;
+
+// Whether a token with this logit, of this id, is at or before the last one that stays.
+struct Cut {
+  float value = -INFINITY;
+  int token = -1;
+  __device__ bool keeps(float v, int i) const { return v > value || (v == value && i <= token); }
+};
+
+struct Shared {
+  uint32_t low[kBins], high[kBins];  // sums of 64 bits per bin
+  uint64_t members[kBins];
+  uint64_t warp[32];
+  double warp_entry[32];
+  int warp_token[32];
+  uint64_t before;
+  uint32_t member_low, member_high;
+  int found, count;
+};
+
+// Larger is more likely: the bits of a float in the order of its values, then the lower id.
+__device__ uint32_t ordered(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+__device__ float from_ordered(uint32_t key) { return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000u : 0xffffffffu)); }
+__device__ uint64_t key_of(float v, int token) { return uint64_t{ordered(v)} << 32 | static_cast<uint32_t>(~token); }
+__device__ int token_of(uint64_t key) { return static_cast<int>(~static_cast<uint32_t>(key)); }
+__device__ float value_of(uint64_t key) { return from_ordered(static_cast<uint32_t>(key >> 32)); }
+
+template <int kThreads>
+struct Block {
+  Shared& s;
+  float* logits;
+  int vocab;
+  const uint32_t* allowed;  // null: all
+  int n_allowed;
+
+  static constexpr int kWarps = kThreads / 32;
+  [[nodiscard]] __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  // The raw logit; -0 becomes 0, as they compare equal.
+  __device__ float raw(int i) const { return __fadd_rn(logits[i], 0.0f); }
+  // With tokens that are not allowed, and what is not a number, at -inf.
+  __device__ float fixed(float v, int i) const {
+    if (allowed != nullptr && (i / 32 >= n_allowed || (allowed[i / 32] >> (i % 32) & 1u) == 0)) return -INFINITY;
+    return isnan(v) ? -INFINITY : fminf(v, kLargest);
+  }
+
+  // f(first, v[4]) for each four tokens, of which those beyond the vocabulary are -inf; a thread meets its tokens by rising id.
+  template <typename F>
+  __device__ void each4(F&& f) const {
+    const bool wide = (reinterpret_cast<uintptr_t>(logits) & 15) == 0;
+#pragma unroll 2
+    for (int i = thread() * 4; i < vocab; i += kThreads * 4) {
+      float v[4];
+      if (wide && i + 4 <= vocab) {
+        const float4 x = *reinterpret_cast<const float4*>(logits + i);
+        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = __fadd_rn(v[j], 0.0f);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = i + j < vocab ? raw(i + j) : -INFINITY;
+      }
+      f(i, v);
+    }
+  }
+  // f(token, adjusted logit)
+  template <typename F>
+  __device__ void each(F&& f) const {
+    each4([&](int first, const float* v) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (first + j < vocab) f(first + j, fixed(v[j], first + j));
+    });
+  }
+
+  __device__ uint64_t largest(uint64_t key) const {
+    for (int m = 16; m > 0; m >>= 1) {
+      const uint64_t other = __shfl_xor_sync(~0u, key, m);
+      key = other > key ? other : key;
+    }
+    __syncthreads();
+    if ((thread() & 31) == 0) s.warp[thread() >> 5] = key;
+    __syncthreads();
+    key = s.warp[0];
+    for (int w = 1; w < kWarps; ++w) key = s.warp[w] > key ? s.warp[w] : key;
+    return key;
+  }
+  __device__ uint64_t total(uint64_t sum) const {
+    for (int m = 16; m > 0; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
+    __syncthreads();
+    if ((thread() & 31) == 0) s.warp[thread() >> 5] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int w = 0; w < kWarps; ++w) sum += s.warp[w];
+    return sum;
+  }
+
+  // The first bin with base + the sums up to and with it >= reach; kBins when there is none. s.before: base + the sums before it.
+  __device__ int first_reaching(uint64_t base, double reach) const {
+    constexpr int kEach = kBins / kThreads;
+    const int lane = thread() & 31, first = thread() * kEach;
+    uint64_t mine[kEach], sum = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) mine[j] = uint64_t{s.high[first + j]} << 32 | s.low[first + j], sum += mine[j];
+    uint64_t before = sum;
+    for (int m = 1; m < 32; m <<= 1) {
+      const uint64_t other = __shfl_up_sync(~0u, before, m);
+      if (lane >= m) before += other;
+    }
+    __syncthreads();
+    if (lane == 31) s.warp[thread() >> 5] = before;
+    if (thread() == 0) s.found = kBins;
+    __syncthreads();
+    before += base - sum;
+    for (int w = 0; w < thread() >> 5; ++w) before += s.warp[w];
+    int found = kBins;
+    uint64_t before_found = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      if (found == kBins && static_cast<double>(before + mine[j]) >= reach) found = first + j, before_found = before;
+      before += mine[j];
+    }
+    if (found < kBins) atomicMin(&s.found, found);
+    __syncthreads();
+    if (found < kBins && s.found == found) s.before = before_found;
+    __syncthreads();
+    return s.found;
+  }
+
+  // Sorts s.members [n], the most likely first.
+  __device__ void sort(int n) const {
+    int size = 2;
+    while (size < n) size *= 2;
+    for (int i = n + thread(); i < size; i += kThreads) s.members[i] = 0;
+    for (int span = 2; span <= size; span *= 2) {
+      for (int step = span / 2; step > 0; step /= 2) {
+        __syncthreads();
+        for (int i = thread(); i < size / 2; i += kThreads) {
+          const int a = 2 * i - (i & (step - 1)), b = a + step;
+          const uint64_t x = s.members[a], y = s.members[b];
+          if ((x < y) == ((a & span) == 0)) s.members[a] = y, s.members[b] = x;
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  // The n-th token, by id, with this logit and a weight.
+  template <typename Weight>
+  __device__ int nth_equal(float value, uint64_t n, const Weight& weight) const {
+    uint64_t seen = 0;
+    for (int begin = 0; begin < vocab; begin += kThreads) {
+      const int i = begin + thread();
+      const float v = i < vocab ? fixed(raw(i), i) : -INFINITY;
+      const bool hit = i < vocab && v == value && weight(v, i) > 0;
+      const unsigned hits = __ballot_sync(~0u, hit);
+      __syncthreads();
+      if ((thread() & 31) == 0) s.warp[thread() >> 5] = static_cast<uint64_t>(__popc(hits));
+      __syncthreads();
+      uint64_t mine = seen + static_cast<uint64_t>(__popc(hits & ((1u << (thread() & 31)) - 1u))) + 1;
+      for (int w = 0; w < kWarps; ++w) {
+        if (w < thread() >> 5) mine += s.warp[w];
+        seen += s.warp[w];
+      }
+      if (hit && mine == n) s.found = i;
+      if (seen >= n) break;
+    }
+    __syncthreads();
+    return s.found;
+  }
+
+  // Finds the last token that stays when the most likely ones are taken until their weights reach `reach` (with `share`: that part of the
+  // sum of all weights). False when they never do. Weights are of the adjusted logits, which lie in [low, high] where they are not 0.
+  // Logits go to bins by value, and the bin in which the sum is reached is sorted, or divided further when it is too full.
+  template <typename Weight>
+  __device__ bool select(float high, float low, double reach, bool share, const Weight& weight, Cut& cut) const {
+    uint64_t base = 0;
+    for (;;) {
+      __syncthreads();
+      for (int i = thread(); i < kBins; i += kThreads) s.low[i] = s.high[i] = 0;
+      __syncthreads();
+      const double top = static_cast<double>(high), scale = high > low ? kBins / (top - static_cast<double>(low)) : 0.0;
+      const auto bin_of = [&](float v) {
+        const double at = (top - static_cast<double>(v)) * scale;
+        return at < kBins - 1 ? static_cast<int>(at) : kBins - 1;
+      };
+      each([&](int i, float v) {
+        if (!(v >= low && v <= high)) return;
+        const uint64_t w = weight(v, i);
+        if (w == 0) return;
+        const int bin = bin_of(v);
+        const auto part = static_cast<uint32_t>(w);
+        const uint32_t old = atomicAdd(&s.low[bin], part), rest = static_cast<uint32_t>(w >> 32) + (old + part < old ? 1u : 0u);
+        if (rest != 0) atomicAdd(&s.high[bin], rest);
+      });
+      __syncthreads();
+      if (share) {
+        uint64_t sum = 0;
+        for (int i = thread(); i < kBins; i += kThreads) sum += uint64_t{s.high[i]} << 32 | s.low[i];
+        reach = multiply(reach, static_cast<double>(total(sum)));
+        share = false;
+      }
+      const int bin = first_reaching(base, reach);
+      if (bin == kBins) return false;
+      base = s.before;
+      if (thread() == 0) s.count = 0, s.member_low = ~0u, s.member_high = 0;
+      __syncthreads();
+      each([&](int i, float v) {
+        if (!(v >= low && v <= high) || bin_of(v) != bin || weight(v, i) == 0) return;
+        const int at = atomicAdd(&s.count, 1);
+        if (at < kBins) s.members[at] = key_of(v, i);
+        atomicMin(&s.member_low, ordered(v));
+        atomicMax(&s.member_high, ordered(v));
+      });
+      __syncthreads();
+      if (s.count <= kBins) break;
+      low = from_ordered(s.member_low);
+      high = from_ordered(s.member_high);
+      if (low == high) {  // too many equals: the first of them, by id
+        const uint64_t each_one = weight(low, -1);
+        uint64_t few = 1, many = static_cast<uint64_t>(s.count);
+        while (few < many) {
+          const uint64_t n = (few + many) / 2;
+          if (static_cast<double>(base + n * each_one) >= reach)
+            many = n;
+          else
+            few = n + 1;
+        }
+        __syncthreads();
+        cut = {low, nth_equal(low, few, weight)};
+        return true;
+      }
+    }
+    const int n = s.count;
+    sort(n);
+    for (int i = thread(); i < kBins; i += kThreads) {
+      const uint64_t key = i < n ? s.members[i] : 0, w = i < n ? weight(value_of(key), token_of(key)) : 0;
+      s.low[i] = static_cast<uint32_t>(w);
+      s.high[i] = static_cast<uint32_t>(w >> 32);
+    }
+    __syncthreads();
+    const int last = min(first_reaching(base, reach), n - 1);
+    cut = {value_of(s.members[last]), token_of(s.members[last])};
+    return true;
+  }
+
+  // The winner of the race among the tokens that `cut` keeps and whose logit over the temperature is at least `least`.
+  __device__ int race(const SampleRow& p, uint64_t likeliest, const Cut& cut, double least) const {
+    const auto entry_of = [&](double x, int i) {
+      const Words words = philox(p.seed, p.step, static_cast<uint32_t>(i) / 4);
+      return race_entry(x, uniform_of(words.word[i % 4]));
+    };
+    double best = entry_of(divide(static_cast<double>(value_of(likeliest)), p.temperature), token_of(likeliest));
+    int token = token_of(likeliest);
+    // Most tokens are passed over in f32, by bounds that only hold back losers: see Race in ops/sampling.cpp. `slack` covers the
+    // roundings of f32; what is not a number is not passed over.
+    const auto inverse = static_cast<float>(1.0 / p.temperature);
+    auto bar = static_cast<float>(best);
+    const auto slack = [&](float x) { return 1e-6f * (fabsf(x) + fabsf(bar)) + 1e-3f; };
+    each4([&](int first, const float* raw4) {
+      bool drawn = false;
+      Words words;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = first + j;
+        const float v = i < vocab ? fixed(raw4[j], i) : -INFINITY, x = v * inverse;
+        if (!cut.keeps(v, i) || v == -INFINITY || bar - x > static_cast<float>(kLargestGumbel) + slack(x)) continue;
+        if (!drawn) words = philox(p.seed, p.step, static_cast<uint32_t>(first) / 4), drawn = true;
+        const float u = uniform_of(words.word[j]);
+        if (1.0f - u > __expf(x - bar + slack(x))) continue;
+        const double exact = divide(static_cast<double>(v), p.temperature);
+        if (exact < least) continue;
+        const double entry = race_entry(exact, u);
+        if (entry > best || (entry == best && i < token)) best = entry, token = i, bar = static_cast<float>(best);
+      }
+    });
+    for (int m = 16; m > 0; m >>= 1) {
+      const double other = __shfl_xor_sync(~0u, best, m);
+      const int id = __shfl_xor_sync(~0u, token, m);
+      if (other > best || (other == best && id < token)) best = other, token = id;
+    }
+    __syncthreads();
+    if ((thread() & 31) == 0) s.warp_entry[thread() >> 5] = best, s.warp_token[thread() >> 5] = token;
+    __syncthreads();
+    best = s.warp_entry[0], token = s.warp_token[0];
+    for (int w = 1; w < kWarps; ++w)
+      if (s.warp_entry[w] > best || (s.warp_entry[w] == best && s.warp_token[w] < token)) best = s.warp_entry[w], token = s.warp_token[w];
+    return token;
+  }
+};
+
+// Penalties and biases, in place; what was there is kept. Then, in the other direction, all is as it was.
+template <int kThreads>
+__device__ void adjust(const SampleArgs& a, const SampleRow& p, float* logits) {
+  for (int e = p.seen_begin + static_cast<int>(threadIdx.x); e < p.seen_begin + p.n_seen; e += kThreads) {
+    const SeenToken seen = a.seen[e];
+    float v = logits[seen.token];
+    a.seen_kept[e] = v;
+    v = v > 0.0f ? __fdiv_rn(v, p.repetition) : __fmul_rn(v, p.repetition);
+    if (seen.in_output > 0) v = __fsub_rn(v, __fadd_rn(p.presence, __fmul_rn(p.frequency, static_cast<float>(seen.in_output))));
+    logits[seen.token] = v;
+  }
+  __syncthreads();
+  for (int e = p.bias_begin + static_cast<int>(threadIdx.x); e < p.bias_begin + p.n_bias; e += kThreads) {
+    const BiasedToken biased = a.bias[e];
+    const float v = logits[biased.token];
+    a.bias_kept[e] = v;
+    logits[biased.token] = __fadd_rn(v, biased.bias);
+  }
+  __syncthreads();
+}
+template <int kThreads>
+__device__ void restore(const SampleArgs& a, const SampleRow& p, float* logits) {
+  __syncthreads();
+  for (int e = p.bias_begin + static_cast<int>(threadIdx.x); e < p.bias_begin + p.n_bias; e += kThreads)
+    logits[a.bias[e].token] = a.bias_kept[e];
+  __syncthreads();
+  for (int e = p.seen_begin + static_cast<int>(threadIdx.x); e < p.seen_begin + p.n_seen; e += kThreads)
+    logits[a.seen[e].token] = a.seen_kept[e];
+  __syncthreads();
+}
+
+template <int kThreads>
+__global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const __grid_constant__ SampleArgs a) {
+  __shared__ Shared shared;
+  __shared__ SampleRow p;
+  pdl_trigger();
+  if (threadIdx.x == 0) p = a.rows[blockIdx.x];
+  pdl_wait();
+  __syncthreads();
+  float* const logits = a.logits + blockIdx.x * a.stride;
+  Block<kThreads> block{shared, logits, a.vocab, nullptr, 0};
+  SampleResult result;
+
+  // The raw row: whether it is sound, its largest and smallest.
+  bool sound = true;
+  uint64_t best = 0;
+  float least = INFINITY;
+  const auto scan = [&](int i, float v) {
+    if (v == -INFINITY) return;
+    const uint64_t key = key_of(v, i);
+    best = key > best ? key : best;
+    least = fminf(least, v);
+  };
+  block.each4([&](int first, const float* v) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sound = sound && (first + j >= a.vocab || v[j] <= kLargest);
+      scan(first + j, v[j]);
+    }
+  });
+  sound = __syncthreads_and(sound) != 0;
+  best = block.largest(best);
+  const uint64_t raw_best = best;
+  const uint64_t raw_least = block.largest(~uint64_t{ordered(least)});
+  if (!sound || best == 0) {
+    if (threadIdx.x == 0) a.results[blockIdx.x] = result;
+    return;
+  }
+  result.sound = 1;
+  result.highest = value_of(raw_best);
+
+  const bool edited = p.n_seen + p.n_bias > 0, changed = edited || p.n_allowed >= 0;
+  if (edited) adjust<kThreads>(a, p, logits);
+  if (p.n_allowed >= 0) {
+    block.allowed = a.allowed + p.allowed_begin;
+    block.n_allowed = p.n_allowed;
+  }
+  float low = from_ordered(static_cast<uint32_t>(~raw_least));
+  if (changed) {
+    best = 0;
+    least = INFINITY;
+    block.each(scan);
+    best = block.largest(best);
+    low = from_ordered(static_cast<uint32_t>(~block.largest(~uint64_t{ordered(least)})));
+  }
+  if (best != 0) {
+    result.token = token_of(best);
+    if (p.temperature > 0.0) {
+      const float high = value_of(best);
+      const double highest = divide(static_cast<double>(high), p.temperature);
+      Cut cut;
+      const auto one = [&](float v, int i) { return v > -INFINITY && (i < 0 || cut.keeps(v, i)) ? uint64_t{1} : uint64_t{0}; };
+      if (p.top_k > 0) {
+        Cut found;
+        if (block.select(high, low, static_cast<double>(p.top_k), false, one, found)) cut = found;
+      }
+      if (p.top_p < 1.0) {
+        const auto mass = [&](float v, int i) {
+          return v > -INFINITY && (i < 0 || cut.keeps(v, i)) ? mass_of(highest - divide(static_cast<double>(v), p.temperature))
+                                                             : uint64_t{0};
+        };
+        // Below this no token has any mass.
+        const auto bottom = static_cast<float>(fmax(static_cast<double>(low), static_cast<double>(high) - 34.0 * p.temperature));
+        Cut found;
+        if (block.select(high, fminf(high, bottom), p.top_p, true, mass, found)) cut = found;
+      }
+      result.token = block.race(p, best, cut, add(highest, p.log_min_p));
+    }
+  }
+  if (edited) restore<kThreads>(a, p, logits);
+
+  if (p.n_logprobs >= 0 && result.token >= 0) {
+    block.allowed = nullptr;
+    uint64_t sum = 0;
+    const auto top = static_cast<double>(result.highest);
+    block.each([&](int, float v) { sum += mass_of(top - static_cast<double>(v)); });
+    result.sum = block.total(sum);
+    result.logit = logits[result.token];
+    if (p.n_logprobs > 0) {
+      Cut cut;
+      const auto one = [](float v, int) { return v > -INFINITY ? uint64_t{1} : uint64_t{0}; };
+      const float raw_low = from_ordered(static_cast<uint32_t>(~raw_least));
+      block.select(result.highest, raw_low, static_cast<double>(p.n_logprobs), false, one, cut);
+      __syncthreads();
+      if (threadIdx.x == 0) shared.count = 0;
+      __syncthreads();
+      block.each([&](int i, float v) {
+        if (v == -INFINITY || !cut.keeps(v, i)) return;
+        const int at = atomicAdd(&shared.count, 1);
+        if (at < kBins) shared.members[at] = key_of(v, i);
+      });
+      __syncthreads();
+      result.n_top = min(shared.count, p.n_logprobs);
+      block.sort(min(shared.count, kBins));
+      for (int i = static_cast<int>(threadIdx.x); i < result.n_top; i += kThreads)
+        a.top[p.top_begin + i] = {token_of(shared.members[i]), value_of(shared.members[i])};
+    }
+  }
+  if (threadIdx.x == 0) a.results[blockIdx.x] = result;
+}
+
+}  // namespace
+
+cudaError_t launch_sample(const SampleArgs& a, cudaStream_t stream) {
+  // Few rows: every multiprocessor has one at most, and as many threads as it can. Many: two rows share one.
+  const dim3 grid(static_cast<unsigned>(a.n_rows));
+  if (a.n_rows <= 132) return launch(sample_kernel<1024>, grid, 1024, 0, stream, a);
+  return launch(sample_kernel<512>, grid, 512, 0, stream, a);
+}
+
+}  // namespace cachalot::cuda
