@@ -50,7 +50,7 @@ tidy:
 test-gpu:
 	@scripts/install-deps.sh build test
 	@cmake --preset cuda --log-level=WARNING
-	@cmake --build build/cuda -j $(JOBS)
+	@cmake --build build/cuda -j $(JOBS) --target test_cuda
 	@ctest --test-dir build/cuda -L '^gpu$$' --output-on-failure --no-tests=error
 
 fuzz:

@@ -120,13 +120,14 @@ struct ClassTargets {
 
 struct EngineOptions {
   std::string device = "cpu";
-  int n_threads = 0;          // 0: one per physical core
-  int max_context = 0;        // tokens of one request; 0: the model's own limit, 4,096 at most
-  int max_requests = 16;      // running at the same time
-  int max_step_tokens = 512;  // rows of a step
-  int block_tokens = 16;      // 8, 16, 32 or 64
-  double kv_bytes = 0.0;      // memory for KV pages; 0: as much as max_requests of max_context need, or what the device has left
-  double swap_bytes = 0.0;    // host memory for the KV pages of requests that lost their place; 0: they are always computed again
+  int n_threads = 0;                // 0: one per physical core
+  int max_context = 0;              // tokens of one request; 0: the model's own limit, 4,096 at most
+  int max_requests = 16;            // running at the same time
+  int max_step_tokens = 512;        // rows of a step
+  int block_tokens = 16;            // 8, 16, 32 or 64
+  double kv_bytes = 0.0;            // memory for KV pages; 0: as much as max_requests of max_context need, or what the device has left
+  double memory_utilization = 0.9;  // share of a GPU's memory to use, weights included
+  double swap_bytes = 0.0;          // host memory for the KV pages of requests that lost their place; 0: they are always computed again
   std::string kv_cache_dtype = "auto";
   bool prefix_cache = true;
   bool batch_invariant = false;     // a request's tokens do not depend on what runs beside it, nor on chunking and cache hits

@@ -99,6 +99,11 @@ void add_cache_flags(CLI::App& command, ModelFlags& flags) {
       ->check(number_between(1, 1 << 26))
       ->group(group);
   add_kv_flags(command, flags);
+  command.add_option("--gpu-memory-utilization", flags.memory_utilization, "Share of a GPU's memory to use, weights included")
+      ->type_name("X")
+      ->check(number_between(0.01, 1.0))
+      ->default_str("0.9")
+      ->group(group);
   command.add_option("--prefill-chunk,--ubatch-size", flags.prefill_chunk, "Prompt tokens read per step")
       ->type_name("N")
       ->check(number_between(1, 1 << 16))
@@ -111,6 +116,7 @@ EngineOptions engine_options(const ModelFlags& flags, const LoadedModel& model) 
           .max_requests = 1,
           .max_step_tokens = std::min(flags.prefill_chunk, model.max_context),
           .block_tokens = flags.block_size,
+          .memory_utilization = flags.memory_utilization,
           .kv_cache_dtype = flags.kv_cache_dtype};
 }
 

@@ -17,6 +17,7 @@ CLI::Validator number_between(double low, double high);
 struct ModelFlags {
   std::string model, tokenizer, device = "cpu", kv_cache_dtype = "auto";
   int threads = 0, max_model_len = 0, block_size = 16, prefill_chunk = 512;
+  double memory_utilization = 0.9;
 
   [[nodiscard]] ModelOptions options() const;
 };

@@ -26,16 +26,15 @@ class DecoderModel final : public StepModel {
                .max_scored_rows = options.max_scored_rows,
                .runs_ahead = !ops.host_memory()},
         cache_(ops, decoder.config(), options.kv_format, options.block_tokens, options.n_blocks),
-        runner_(ops, decoder, cache_,
-                {.max_tokens = options.max_step_tokens,
-                 .max_seqs = options.max_requests,
-                 .max_logits = options.max_requests + options.max_scored_rows,
-                 .max_sequence = options.max_context},
-                options.form) {
+        runner_(ops, decoder, cache_, runner_limits(options), options.form) {
     for (const KvLayer& layer : cache_.layers()) page_bytes_ += layer.layout.token_bytes() * static_cast<size_t>(options.block_tokens);
     host_pages_.resize(page_bytes_ * static_cast<size_t>(options.n_host_blocks));
     facts_.move_seconds = 2.0 * static_cast<double>(page_bytes_) / kHostBytesPerSecond +
                           2.0 * static_cast<double>(cache_.layers().size()) * kSecondsPerTransfer;
+    // On a device of its own memory the first requests should not wait for what any step needs.
+    if (ops.host_memory()) return;
+    runner_.rehearse();
+    runner_.record_graphs();
   }
 
   [[nodiscard]] const ModelFacts& facts() const override { return facts_; }

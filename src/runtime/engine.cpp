@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "runtime/memory_plan.h"
 
 namespace cachalot {
 
@@ -193,7 +194,12 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
   double bytes = options.kv_bytes;
   if (bytes <= 0.0) {
     bytes = block_bytes * blocks_for(m.max_context, m.block_tokens) * m.max_requests;
-    if (const size_t free = ops.memory().free; free > 0) bytes = std::min(bytes, kShareOfFree * static_cast<double>(free));
+    if (!ops.host_memory()) {
+      const MemoryPlan plan = plan_memory(ops, decoder, runner_limits(m), m.kv_format, m.block_tokens, options.memory_utilization);
+      bytes = std::min(bytes, static_cast<double>(plan.kv));
+    } else if (const size_t free = ops.memory().free; free > 0) {
+      bytes = std::min(bytes, kShareOfFree * static_cast<double>(free));
+    }
   }
   m.n_blocks = static_cast<int>(std::min(bytes / block_bytes, double{1 << 26}));
   m.n_host_blocks = static_cast<int>(std::clamp(options.swap_bytes / block_bytes, 0.0, double{1 << 26}));

@@ -47,6 +47,12 @@ struct DecoderModelOptions {
   KvFormat kv_format = KvFormat::f32;
   MlaForm form = MlaForm::automatic;
 };
+inline RunnerLimits runner_limits(const DecoderModelOptions& o) {
+  return {.max_tokens = o.max_step_tokens,
+          .max_seqs = o.max_requests,
+          .max_logits = o.max_requests + o.max_scored_rows,
+          .max_sequence = o.max_context};
+}
 // Both arguments must outlive it.
 std::unique_ptr<StepModel> make_decoder_model(Ops& ops, const Decoder& decoder, const DecoderModelOptions& options);
 

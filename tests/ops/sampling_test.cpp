@@ -7,9 +7,11 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <random>
 #include <set>
 
 #include "ops/ref_ops.h"
+#include "ops/sampling_math.h"
 #include "support/support.h"
 
 namespace cachalot::test {
@@ -270,6 +272,31 @@ TEST(SampleOp, RowsDoNotInfluenceEachOther) {
     const Sampled alone = sample_token(std::span<const float>(logits).subspan(400 * r, 400), params[r]);
     EXPECT_EQ(out[r].token, alone.token);
     EXPECT_EQ(out[r].logprob, alone.logprob);
+  }
+}
+
+// The arithmetic that all devices share is as good as the library's.
+TEST(SamplingMath, LogarithmsAndMasses) {
+  std::mt19937_64 random(5);
+  std::uniform_real_distribution<double> exponent(-60.0, 10.0), behind(0.0, 40.0);
+  for (int i = 0; i < 200000; ++i) {
+    const double x = std::exp(exponent(random)), near_one = 1.0 - std::exp2(-1.0 - std::abs(exponent(random)) / 2.0);
+    ASSERT_NEAR(sampling::log_of(x), std::log(x), 4e-16 * std::max(1.0, std::abs(std::log(x)))) << x;
+    ASSERT_NEAR(sampling::log_of(near_one) / std::log(near_one), 1.0, 5e-16) << near_one;
+    const double b = behind(random);
+    ASSERT_NEAR(static_cast<double>(sampling::mass_of(b)), std::exp(-b) * 0x1p46, 0.6) << b;
+  }
+  EXPECT_EQ(sampling::mass_of(0.0), uint64_t{1} << 46);
+  EXPECT_EQ(sampling::mass_of(kInf), 0u);
+  EXPECT_EQ(sampling::mass_of(kNan), 0u);
+}
+
+TEST(SamplingMath, NeighboursInRankDoNotGrowLighter) {
+  std::mt19937_64 random(6);
+  std::uniform_real_distribution<double> behind(0.0, 35.0);
+  for (int i = 0; i < 100000; ++i) {
+    const double b = behind(random), further = b + 1e-9 * behind(random);
+    ASSERT_GE(sampling::mass_of(b) + 1, sampling::mass_of(further)) << b;
   }
 }
 

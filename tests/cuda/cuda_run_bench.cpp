@@ -1,0 +1,194 @@
+// Whole runs on a GPU, through the runner with recorded graphs, on random models of a published shape.
+//   cuda_run_bench run SHAPE FORMAT BATCH IN OUT    SHAPE v2-lite, v2; FORMAT bf16, int4_planar, q4_k, fp8_block
+//   cuda_run_bench sample                           what drawing tokens costs
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "cuda/cuda_ops.h"
+#include "cuda/random_model.h"
+#include "ops/random_weights.h"
+#include "runtime/memory_plan.h"
+
+namespace cachalot::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+struct Loaded {
+  std::unique_ptr<Ops> ops = make_cuda_ops(), uniform;
+  Config config;
+  Decoder decoder;
+};
+
+Loaded load(const std::string& shape, const std::string& format) {
+  Loaded m;
+  const auto found = format_of_name(format);
+  if (!found) fail("format {}", format);
+  const RandomCheckpoint checkpoint(shape_config(shape), *found);
+  m.config = read_config(checkpoint);
+  const auto start = Clock::now();
+  m.uniform = make_uniform_routing(*m.ops, m.config.vocab, m.config.n_experts, m.config.n_layers);
+  m.decoder = Decoder::load(checkpoint, m.config, *m.uniform, {.max_positions = 8192});
+  std::printf("%s in %s: %.2f GB of weights, loaded in %.1f s\n", shape.c_str(), format.c_str(),
+              static_cast<double>(m.decoder.weight_bytes()) * 1e-9, since(start));
+  return m;
+}
+
+struct RunResult {
+  double total = 0.0, first = 0.0;
+  std::vector<double> steps;  // seconds of each later step, its sampling included
+};
+
+RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_in, int n_out, const SampleParams& params) {
+  std::vector<Sequence> sequences(static_cast<size_t>(batch));
+  uint32_t state = 7;
+  for (Sequence& s : sequences) {
+    for (int i = 0; i < n_in; ++i) s.tokens.push_back(static_cast<int>(((state = state * 1664525u + 1013904223u) >> 8) % 100000u));
+    if (!cache.reserve(s, n_in + n_out)) fail("the cache is too small");
+  }
+  RunResult result;
+  std::vector<Sampled> sampled(sequences.size());
+  const auto take = [&](const View& logits) {
+    std::vector<SampleParams> all(sequences.size(), params);
+    for (size_t i = 0; i < all.size(); ++i) all[i].step = static_cast<uint64_t>(sequences[i].n_tokens()), all[i].seed = i;
+    m.uniform->sample(logits, all, sampled);
+    for (size_t i = 0; i < sequences.size(); ++i) sequences[i].tokens.push_back(sampled[i].token);
+  };
+  const auto start = Clock::now();
+  // Prompts by the step's budget; a sequence that has read its prompt waits for the others.
+  const int budget = runner.limits().max_tokens;
+  for (size_t i = 0; i < sequences.size();) {
+    std::vector<StepItem> items;
+    int rows = 0;
+    const size_t begin = i;
+    while (i < sequences.size() && rows + n_in <= budget) rows += n_in, items.push_back({&sequences[i++], n_in, WantLogits::last});
+    const StepResult step = runner.step(items);
+    std::vector<SampleParams> all(items.size(), params);
+    std::vector<Sampled> out(items.size());
+    m.uniform->sample(step.logits, all, out);
+    for (size_t k = 0; k < items.size(); ++k) sequences[begin + k].tokens.push_back(out[k].token);
+  }
+  result.first = since(start);
+  for (int n = 1; n < n_out; ++n) {
+    const auto begin = Clock::now();
+    std::vector<StepItem> items;
+    for (Sequence& s : sequences) items.push_back({&s, 1, WantLogits::last});
+    take(runner.step(items).logits);
+    result.steps.push_back(since(begin));
+  }
+  result.total = since(start);
+  for (Sequence& s : sequences) cache.release(s);
+  return result;
+}
+
+void bench_run(const std::string& shape, const std::string& format, int batch, int n_in, int n_out) {
+  Loaded m = load(shape, format);
+  const RunnerLimits limits{
+      .max_tokens = std::max(n_in, std::min(8192, batch * n_in)), .max_seqs = batch, .max_logits = batch, .max_sequence = n_in + n_out};
+  auto start = Clock::now();
+  const MemoryPlan plan = plan_memory(*m.uniform, m.decoder, limits, KvFormat::bf16, 64, shape == "v2" ? 0.97 : 0.9);
+  std::printf("planned in %.2f s: %s\n", since(start), plan.text().c_str());
+  KvCache cache(*m.uniform, m.config, KvFormat::bf16, 64, std::min(plan.n_blocks, batch * ((n_in + n_out + 63) / 64)));
+  Runner runner(*m.uniform, m.decoder, cache, limits);
+  start = Clock::now();
+  runner.rehearse();
+  const size_t before = m.uniform->memory().free;
+  const int n_graphs = runner.record_graphs();
+  std::printf("%d graphs in %.2f s, %.1f MB\n", n_graphs, since(start), static_cast<double>(before - m.uniform->memory().free) * 1e-6);
+  const SampleParams greedy{.temperature = 0.0f}, usual{.temperature = 0.6f, .top_p = 0.95f};
+  for (const auto& [name, params] : {std::pair("greedy", greedy), std::pair("T 0.6, top-p 0.95", usual), std::pair("greedy", greedy)}) {
+    RunResult r = run_once(m, runner, cache, batch, n_in, n_out, params);
+    std::sort(r.steps.begin(), r.steps.end());
+    const double median = r.steps.empty() ? 0.0 : r.steps[r.steps.size() / 2];
+    std::printf(
+        "batch %d, %d in, %d out, %s: %.3f s, %.0f output tok/s over the whole run; first tokens after %.1f ms, then %.3f ms a step "
+        "(median; slowest %.2f), %.0f tok/s; %lld steps replayed %s\n",
+        batch, n_in, n_out, name, r.total, batch * n_out / r.total, r.first * 1e3, median * 1e3,
+        r.steps.empty() ? 0.0 : r.steps.back() * 1e3, batch / median, static_cast<long long>(runner.n_replayed()),
+        runner.graph_problem().c_str());
+  }
+  const MemorySize memory = m.uniform->memory();
+  std::printf("memory: %.2f of %.2f GB in use\n", static_cast<double>(memory.total - memory.free) * 1e-9,
+              static_cast<double>(memory.total) * 1e-9);
+}
+
+void bench_sample() {
+  const auto ops = make_cuda_ops();
+  for (const int vocab : {102400, 129280})
+    for (const int n : {1, 8, 64, 256}) {
+      const LinearSource values = random_source({.format = Format::f32, .out = n, .in = vocab}, 5);
+      const Buffer memory = ops->alloc(static_cast<size_t>(n) * static_cast<size_t>(vocab) * sizeof(float));
+      std::vector<float> logits(static_cast<size_t>(n) * static_cast<size_t>(vocab));
+      std::memcpy(logits.data(), values.matrices[0].data.data(), logits.size() * sizeof(float));
+      double square = 0.0;
+      for (const float l : logits) square += static_cast<double>(l) * static_cast<double>(l);
+      const auto scale = static_cast<float>(2.5 / std::sqrt(square / static_cast<double>(logits.size())));
+      for (float& l : logits) l *= scale;
+      ops->upload(memory.get(), logits.data(), logits.size() * sizeof(float));
+      const View view = View::matrix(memory.get(), DType::f32, n, vocab);
+      std::vector<TokenCount> history;
+      for (int i = 0; i < 500; ++i) history.push_back({i * 97, 1, i % 3});
+      const std::vector<uint32_t> allowed(static_cast<size_t>(vocab / 32), 0xfffffff7u);
+      const std::pair<const char*, SampleParams> cases[] = {
+          {"greedy", {.temperature = 0.0f}},
+          {"temperature 1", {}},
+          {"T 0.6, top-p 0.95", {.temperature = 0.6f, .top_p = 0.95f}},
+          {"T 1, top-p 0.95", {.top_p = 0.95f}},
+          {"top-k 40, top-p 0.95, min-p 0.05", {.top_k = 40, .top_p = 0.95f, .min_p = 0.05f}},
+          {"T 0.6, top-p 0.95, penalties", {.temperature = 0.6f, .top_p = 0.95f, .repetition = 1.1f, .history = history}},
+          {"T 0.6, top-p 0.95, mask", {.temperature = 0.6f, .top_p = 0.95f, .allowed = allowed}},
+          {"T 0.6, top-p 0.95, 5 logprobs", {.temperature = 0.6f, .top_p = 0.95f, .n_logprobs = 5}},
+      };
+      for (const auto& [name, base] : cases) {
+        std::vector<SampleParams> params(static_cast<size_t>(n), base);
+        for (size_t i = 0; i < params.size(); ++i) params[i].seed = i;
+        std::vector<Sampled> out(params.size());
+        std::vector<double> seconds;
+        for (int i = 0; i < 12; ++i) {
+          const auto start = Clock::now();
+          ops->sample(view, params, out);
+          seconds.push_back(since(start));
+        }
+        std::sort(seconds.begin(), seconds.end());
+        int wrong = 0;
+        for (size_t i = 0; i < params.size(); i += 16)
+          wrong +=
+              sample_token(std::span<const float>(logits).subspan(i * static_cast<size_t>(vocab), static_cast<size_t>(vocab)), params[i])
+                  .token != out[i].token;
+        std::printf("sample %3d x %6d %-34s %8.1f us%s\n", n, vocab, name, seconds[5] * 1e6, wrong != 0 ? "  WRONG" : "");
+      }
+    }
+}
+
+int run(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "run" && argc == 7)
+    bench_run(argv[2], argv[3], std::atoi(argv[4]), std::atoi(argv[5]), std::atoi(argv[6]));
+  else if (what == "sample")
+    bench_sample();
+  else {
+    std::printf("cuda_run_bench run v2-lite|v2 FORMAT BATCH IN OUT | sample\n");
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace cachalot::test
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  try {
+    return cachalot::test::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}
