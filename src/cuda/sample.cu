@@ -260,16 +260,16 @@ struct Block {
   }
 
   // The winner of the race among the tokens that `cut` keeps and whose logit over the temperature is at least `least`.
-  __device__ int race(const SampleRow& p, uint64_t likeliest, const Cut& cut, double least) const {
+  __device__ int race(const SampleRow& p, double inverse, uint64_t likeliest, const Cut& cut, double least) const {
     const auto entry_of = [&](double x, int i) {
       const Words words = philox(p.seed, p.step, static_cast<uint32_t>(i) / 4);
       return race_entry(x, uniform_of(words.word[i % 4]));
     };
-    double best = entry_of(divide(static_cast<double>(value_of(likeliest)), p.temperature), token_of(likeliest));
+    double best = entry_of(multiply(static_cast<double>(value_of(likeliest)), inverse), token_of(likeliest));
     int token = token_of(likeliest);
     // Most tokens are passed over in f32, by bounds that only hold back losers: see Race in ops/sampling.cpp. `slack` covers the
     // roundings of f32; what is not a number is not passed over.
-    const auto inverse = static_cast<float>(1.0 / p.temperature);
+    const auto inverse_f32 = static_cast<float>(inverse);
     auto bar = static_cast<float>(best);
     const auto slack = [&](float x) { return 1e-6f * (fabsf(x) + fabsf(bar)) + 1e-3f; };
     each4([&](int first, const float* raw4) {
@@ -278,12 +278,12 @@ struct Block {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = first + j;
-        const float v = i < vocab ? fixed(raw4[j], i) : -INFINITY, x = v * inverse;
+        const float v = i < vocab ? fixed(raw4[j], i) : -INFINITY, x = v * inverse_f32;
         if (!cut.keeps(v, i) || v == -INFINITY || bar - x > static_cast<float>(kLargestGumbel) + slack(x)) continue;
         if (!drawn) words = philox(p.seed, p.step, static_cast<uint32_t>(first) / 4), drawn = true;
         const float u = uniform_of(words.word[j]);
         if (1.0f - u > __expf(x - bar + slack(x))) continue;
-        const double exact = divide(static_cast<double>(v), p.temperature);
+        const double exact = multiply(static_cast<double>(v), inverse);
         if (exact < least) continue;
         const double entry = race_entry(exact, u);
         if (entry > best || (entry == best && i < token)) best = entry, token = i, bar = static_cast<float>(best);
@@ -393,7 +393,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
     result.token = token_of(best);
     if (p.temperature > 0.0) {
       const float high = value_of(best);
-      const double highest = divide(static_cast<double>(high), p.temperature);
+      const double inverse = divide(1.0, p.temperature), highest = multiply(static_cast<double>(high), inverse);
       Cut cut;
       const auto one = [&](float v, int i) { return v > -INFINITY && (i < 0 || cut.keeps(v, i)) ? uint64_t{1} : uint64_t{0}; };
       if (p.top_k > 0) {
@@ -402,7 +402,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
       }
       if (p.top_p < 1.0) {
         const auto mass = [&](float v, int i) {
-          return v > -INFINITY && (i < 0 || cut.keeps(v, i)) ? mass_of(highest - divide(static_cast<double>(v), p.temperature))
+          return v > -INFINITY && (i < 0 || cut.keeps(v, i)) ? mass_of(add(highest, -multiply(static_cast<double>(v), inverse)))
                                                              : uint64_t{0};
         };
         // Below this no token has any mass.
@@ -410,7 +410,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
         Cut found;
         if (block.select(high, fminf(high, bottom), p.top_p, true, mass, found)) cut = found;
       }
-      result.token = block.race(p, best, cut, add(highest, p.log_min_p));
+      result.token = block.race(p, inverse, best, cut, add(highest, p.log_min_p));
     }
   }
   if (edited) restore<kThreads>(a, p, logits);

@@ -48,9 +48,10 @@ struct RunResult {
 
 RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_in, int n_out, const SampleParams& params) {
   std::vector<Sequence> sequences(static_cast<size_t>(batch));
-  uint32_t state = 7;
+  // Every token is drawn here: those that a random model samples repeat, and with them the experts.
+  auto next_token = [state = 7u]() mutable { return static_cast<int>(((state = state * 1664525u + 1013904223u) >> 8) % 100000u); };
   for (Sequence& s : sequences) {
-    for (int i = 0; i < n_in; ++i) s.tokens.push_back(static_cast<int>(((state = state * 1664525u + 1013904223u) >> 8) % 100000u));
+    for (int i = 0; i < n_in; ++i) s.tokens.push_back(next_token());
     if (!cache.reserve(s, n_in + n_out)) fail("the cache is too small");
   }
   RunResult result;
@@ -59,7 +60,7 @@ RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_i
     std::vector<SampleParams> all(sequences.size(), params);
     for (size_t i = 0; i < all.size(); ++i) all[i].step = static_cast<uint64_t>(sequences[i].n_tokens()), all[i].seed = i;
     m.uniform->sample(logits, all, sampled);
-    for (size_t i = 0; i < sequences.size(); ++i) sequences[i].tokens.push_back(sampled[i].token);
+    for (Sequence& s : sequences) s.tokens.push_back(next_token());
   };
   const auto start = Clock::now();
   // Prompts by the step's budget; a sequence that has read its prompt waits for the others.
@@ -73,7 +74,7 @@ RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_i
     std::vector<SampleParams> all(items.size(), params);
     std::vector<Sampled> out(items.size());
     m.uniform->sample(step.logits, all, out);
-    for (size_t k = 0; k < items.size(); ++k) sequences[begin + k].tokens.push_back(out[k].token);
+    for (size_t k = 0; k < items.size(); ++k) sequences[begin + k].tokens.push_back(next_token());
   }
   result.first = since(start);
   for (int n = 1; n < n_out; ++n) {

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <thread>
 
@@ -79,8 +80,7 @@ class RowMaker {
 };
 
 bool same(const Sampled& a, const Sampled& b) {
-  if (a.token != b.token || a.finite != b.finite || a.top.size() != b.top.size()) return false;
-  if (std::memcmp(&a.logprob, &b.logprob, sizeof(float)) != 0) return false;
+  if (a.token != b.token || a.finite != b.finite || a.top.size() != b.top.size() || a.logprob != b.logprob) return false;
   for (size_t i = 0; i < a.top.size(); ++i)
     if (a.top[i].token != b.top[i].token || a.top[i].logprob != b.top[i].logprob) return false;
   return true;
