@@ -158,7 +158,7 @@ void CudaOps::sample_rows(View logits, size_t begin, std::span<Sampled> out) {
   a.bias_kept = a.seen_kept + lists.seen.size();
   a.results = reinterpret_cast<SampleResult*>(sampler_.down_device());
   a.top = reinterpret_cast<TopToken*>(sampler_.down_device() + results);
-  done(launch_sample(a, stream_), "sample");
+  done(launch_sample(a, hopper_, stream_), "sample");
   download(sampler_.down_host(), sampler_.down_device(), results + top);
 
   const auto* found = reinterpret_cast<const SampleResult*>(sampler_.down_host());

@@ -1,6 +1,8 @@
-// Sampling as ops/sampling.h defines it, a block per row. A row is read once for its largest logit; the filters find the last token that
-// stays by a histogram whose one interesting bin is sorted; then the race. All sums are of integers and all other arithmetic is
-// sampling_math.h's, so the token is the host's whatever the number of threads.
+// Sampling as ops/sampling.h defines it, a block per row, or a cluster of blocks when there are few rows. A row is read once for its
+// largest logit; the filters find the last token that stays by a histogram whose one interesting bin is sorted; then the race. All sums are
+// of integers and all other arithmetic is sampling_math.h's, so the token is the host's whatever the number of threads.
+#include <cooperative_groups.h>
+
 #include "cuda/device.cuh"
 #include "cuda/sample.h"
 #include "ops/sampling_math.h"
@@ -14,8 +16,8 @@ constexpr float kLargest = 3.402823466e38f;
 
 // Whether a token with this logit, of this id, is at or before the last one that stays.
 struct Cut {
-  float value = -INFINITY;
-  int token = -1;
+  float value;
+  int token;
   __device__ bool keeps(float v, int i) const { return v > value || (v == value && i <= token); }
 };
 
@@ -26,8 +28,15 @@ struct Shared {
   double warp_entry[32];
   int warp_token[32];
   uint64_t before;
+  // In the first block of a cluster, for all of them:
   uint32_t member_low, member_high;
-  int found, count;
+  int count;
+  Cut cut;
+  // Of each block, for the others:
+  uint64_t part;
+  double part_entry;
+  int part_token;
+  int found;
 };
 
 // Larger is more likely: the bits of a float in the order of its values, then the lower id.
@@ -40,7 +49,8 @@ __device__ uint64_t key_of(float v, int token) { return uint64_t{ordered(v)} << 
 __device__ int token_of(uint64_t key) { return static_cast<int>(~static_cast<uint32_t>(key)); }
 __device__ float value_of(uint64_t key) { return from_ordered(static_cast<uint32_t>(key >> 32)); }
 
-template <int kThreads>
+// The blocks of a cluster, or the one block, that work on a row. Calls with "each thread gets" meet in all of them.
+template <int kThreads, int kBlocks>
 struct Block {
   Shared& s;
   float* logits;
@@ -50,6 +60,25 @@ struct Block {
 
   static constexpr int kWarps = kThreads / 32;
   [[nodiscard]] __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  [[nodiscard]] __device__ static int rank() { return kBlocks == 1 ? 0 : static_cast<int>(blockIdx.x) % kBlocks; }
+  __device__ static void meet() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) {
+      cooperative_groups::this_cluster().sync();
+      return;
+    }
+#endif
+    __syncthreads();
+  }
+  // The shared memory of a block of the cluster.
+  __device__ Shared& of(int block) const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) return *cooperative_groups::this_cluster().map_shared_rank(&s, block);
+#endif
+    return s;
+  }
+  // Which block meets a token in each4().
+  __device__ static bool mine(int token) { return kBlocks == 1 || token / (4 * kThreads) % kBlocks == rank(); }
 
   // The raw logit; -0 becomes 0, as they compare equal.
   __device__ float raw(int i) const { return __fadd_rn(logits[i], 0.0f); }
@@ -64,7 +93,7 @@ struct Block {
   __device__ void each4(F&& f) const {
     const bool wide = (reinterpret_cast<uintptr_t>(logits) & 15) == 0;
 #pragma unroll 2
-    for (int i = thread() * 4; i < vocab; i += kThreads * 4) {
+    for (int i = (rank() * kThreads + thread()) * 4; i < vocab; i += kBlocks * kThreads * 4) {
       float v[4];
       if (wide && i + 4 <= vocab) {
         const float4 x = *reinterpret_cast<const float4*>(logits + i);
@@ -98,9 +127,27 @@ struct Block {
     __syncthreads();
     key = s.warp[0];
     for (int w = 1; w < kWarps; ++w) key = s.warp[w] > key ? s.warp[w] : key;
+    if constexpr (kBlocks > 1) {
+      exchange(key);
+      for (int b = 0; b < kBlocks; ++b) key = of(b).part > key ? of(b).part : key;
+    }
     return key;
   }
+  __device__ void exchange(uint64_t part) const {
+    meet();
+    if (thread() == 0) s.part = part;
+    meet();
+  }
   __device__ uint64_t total(uint64_t sum) const {
+    sum = block_total(sum);
+    if constexpr (kBlocks > 1) {
+      exchange(sum);
+      sum = 0;
+      for (int b = 0; b < kBlocks; ++b) sum += of(b).part;
+    }
+    return sum;
+  }
+  __device__ uint64_t block_total(uint64_t sum) const {
     for (int m = 16; m > 0; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
     __syncthreads();
     if ((thread() & 31) == 0) s.warp[thread() >> 5] = sum;
@@ -108,6 +155,23 @@ struct Block {
     sum = 0;
     for (int w = 0; w < kWarps; ++w) sum += s.warp[w];
     return sum;
+  }
+
+  // Each block's bins become the sums of all blocks'.
+  __device__ void merge_bins() const {
+    meet();
+    if constexpr (kBlocks > 1) {
+      constexpr int kMine = kBins / kBlocks;
+      static_assert(kMine <= kThreads);
+      const int bin = rank() * kMine + thread();
+      uint64_t sum = 0;
+      if (thread() < kMine)
+        for (int b = 0; b < kBlocks; ++b) sum += uint64_t{of(b).high[bin]} << 32 | of(b).low[bin];
+      meet();
+      if (thread() < kMine)
+        for (int b = 0; b < kBlocks; ++b) of(b).low[bin] = static_cast<uint32_t>(sum), of(b).high[bin] = static_cast<uint32_t>(sum >> 32);
+      meet();
+    }
   }
 
   // The first bin with base + the sums up to and with it >= reach; kBins when there is none. s.before: base + the sums before it.
@@ -208,45 +272,58 @@ struct Block {
         const uint32_t old = atomicAdd(&s.low[bin], part), rest = static_cast<uint32_t>(w >> 32) + (old + part < old ? 1u : 0u);
         if (rest != 0) atomicAdd(&s.high[bin], rest);
       });
-      __syncthreads();
+      merge_bins();
       if (share) {
         uint64_t sum = 0;
         for (int i = thread(); i < kBins; i += kThreads) sum += uint64_t{s.high[i]} << 32 | s.low[i];
-        reach = multiply(reach, static_cast<double>(total(sum)));
+        reach = multiply(reach, static_cast<double>(block_total(sum)));
         share = false;
       }
       const int bin = first_reaching(base, reach);
       if (bin == kBins) return false;
       base = s.before;
-      if (thread() == 0) s.count = 0, s.member_low = ~0u, s.member_high = 0;
-      __syncthreads();
+      Shared& leader = of(0);
+      if (rank() == 0 && thread() == 0) s.count = 0, s.member_low = ~0u, s.member_high = 0;
+      meet();
       each([&](int i, float v) {
         if (!(v >= low && v <= high) || bin_of(v) != bin || weight(v, i) == 0) return;
-        const int at = atomicAdd(&s.count, 1);
-        if (at < kBins) s.members[at] = key_of(v, i);
-        atomicMin(&s.member_low, ordered(v));
-        atomicMax(&s.member_high, ordered(v));
+        const int at = atomicAdd(&leader.count, 1);
+        if (at < kBins) leader.members[at] = key_of(v, i);
+        atomicMin(&leader.member_low, ordered(v));
+        atomicMax(&leader.member_high, ordered(v));
       });
-      __syncthreads();
-      if (s.count <= kBins) break;
-      low = from_ordered(s.member_low);
-      high = from_ordered(s.member_high);
-      if (low == high) {  // too many equals: the first of them, by id
-        const uint64_t each_one = weight(low, -1);
-        uint64_t few = 1, many = static_cast<uint64_t>(s.count);
-        while (few < many) {
-          const uint64_t n = (few + many) / 2;
-          if (static_cast<double>(base + n * each_one) >= reach)
-            many = n;
-          else
-            few = n + 1;
-        }
-        __syncthreads();
-        cut = {low, nth_equal(low, few, weight)};
-        return true;
+      meet();
+      const int n = leader.count;
+      low = from_ordered(leader.member_low);
+      high = from_ordered(leader.member_high);
+      if (n > kBins && low < high) continue;
+      if (rank() == 0) {
+        const Cut found = n > kBins ? cut_equals(low, base, n, reach, weight) : cut_members(base, n, reach, weight);
+        if (thread() == 0) s.cut = found;
       }
+      meet();
+      cut = leader.cut;
+      return true;
     }
-    const int n = s.count;
+  }
+  // Of n equal logits the first, by id, whose weights reach `reach`.
+  template <typename Weight>
+  __device__ Cut cut_equals(float value, uint64_t base, int n, double reach, const Weight& weight) const {
+    const uint64_t each_one = weight(value, -1);
+    uint64_t few = 1, many = static_cast<uint64_t>(n);
+    while (few < many) {
+      const uint64_t middle = (few + many) / 2;
+      if (static_cast<double>(base + middle * each_one) >= reach)
+        many = middle;
+      else
+        few = middle + 1;
+    }
+    __syncthreads();
+    return {value, nth_equal(value, few, weight)};
+  }
+  // Of s.members [n], sorted.
+  template <typename Weight>
+  __device__ Cut cut_members(uint64_t base, int n, double reach, const Weight& weight) const {
     sort(n);
     for (int i = thread(); i < kBins; i += kThreads) {
       const uint64_t key = i < n ? s.members[i] : 0, w = i < n ? weight(value_of(key), token_of(key)) : 0;
@@ -255,8 +332,7 @@ struct Block {
     }
     __syncthreads();
     const int last = min(first_reaching(base, reach), n - 1);
-    cut = {value_of(s.members[last]), token_of(s.members[last])};
-    return true;
+    return {value_of(s.members[last]), token_of(s.members[last])};
   }
 
   // The winner of the race among the tokens that `cut` keeps and whose logit over the temperature is at least `least`.
@@ -298,17 +374,27 @@ struct Block {
     if ((thread() & 31) == 0) s.warp_entry[thread() >> 5] = best, s.warp_token[thread() >> 5] = token;
     __syncthreads();
     best = s.warp_entry[0], token = s.warp_token[0];
-    for (int w = 1; w < kWarps; ++w)
-      if (s.warp_entry[w] > best || (s.warp_entry[w] == best && s.warp_token[w] < token)) best = s.warp_entry[w], token = s.warp_token[w];
+    const auto enter = [&](double other, int id) {
+      if (other > best || (other == best && id < token)) best = other, token = id;
+    };
+    for (int w = 1; w < kWarps; ++w) enter(s.warp_entry[w], s.warp_token[w]);
+    if constexpr (kBlocks > 1) {
+      meet();
+      if (thread() == 0) s.part_entry = best, s.part_token = token;
+      meet();
+      for (int b = 0; b < kBlocks; ++b) enter(of(b).part_entry, of(b).part_token);
+    }
     return token;
   }
 };
 
-// Penalties and biases, in place; what was there is kept. Then, in the other direction, all is as it was.
-template <int kThreads>
+// Penalties and biases, in place, by the block that reads the token; what was there is kept. Then, in the other direction, all is as it
+// was.
+template <typename Block, int kThreads>
 __device__ void adjust(const SampleArgs& a, const SampleRow& p, float* logits) {
   for (int e = p.seen_begin + static_cast<int>(threadIdx.x); e < p.seen_begin + p.n_seen; e += kThreads) {
     const SeenToken seen = a.seen[e];
+    if (!Block::mine(seen.token)) continue;
     float v = logits[seen.token];
     a.seen_kept[e] = v;
     v = v > 0.0f ? __fdiv_rn(v, p.repetition) : __fmul_rn(v, p.repetition);
@@ -318,33 +404,39 @@ __device__ void adjust(const SampleArgs& a, const SampleRow& p, float* logits) {
   __syncthreads();
   for (int e = p.bias_begin + static_cast<int>(threadIdx.x); e < p.bias_begin + p.n_bias; e += kThreads) {
     const BiasedToken biased = a.bias[e];
+    if (!Block::mine(biased.token)) continue;
     const float v = logits[biased.token];
     a.bias_kept[e] = v;
     logits[biased.token] = __fadd_rn(v, biased.bias);
   }
   __syncthreads();
 }
-template <int kThreads>
+template <typename Block, int kThreads>
 __device__ void restore(const SampleArgs& a, const SampleRow& p, float* logits) {
   __syncthreads();
   for (int e = p.bias_begin + static_cast<int>(threadIdx.x); e < p.bias_begin + p.n_bias; e += kThreads)
-    logits[a.bias[e].token] = a.bias_kept[e];
+    if (Block::mine(a.bias[e].token)) logits[a.bias[e].token] = a.bias_kept[e];
   __syncthreads();
   for (int e = p.seen_begin + static_cast<int>(threadIdx.x); e < p.seen_begin + p.n_seen; e += kThreads)
-    logits[a.seen[e].token] = a.seen_kept[e];
+    if (Block::mine(a.seen[e].token)) logits[a.seen[e].token] = a.seen_kept[e];
   __syncthreads();
 }
 
-template <int kThreads>
+template <int kThreads, int kBlocks>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const __grid_constant__ SampleArgs a) {
   __shared__ Shared shared;
   __shared__ SampleRow p;
+#if __CUDA_ARCH__ < 900
+  if constexpr (kBlocks > 1) return;
+#endif
   pdl_trigger();
-  if (threadIdx.x == 0) p = a.rows[blockIdx.x];
+  const int row = static_cast<int>(blockIdx.x) / kBlocks;
+  if (threadIdx.x == 0) p = a.rows[row];
   pdl_wait();
   __syncthreads();
-  float* const logits = a.logits + blockIdx.x * a.stride;
-  Block<kThreads> block{shared, logits, a.vocab, nullptr, 0};
+  float* const logits = a.logits + row * a.stride;
+  using Blocks = Block<kThreads, kBlocks>;
+  Blocks block{shared, logits, a.vocab, nullptr, 0};
   SampleResult result;
 
   // The raw row: whether it is sound, its largest and smallest.
@@ -364,19 +456,20 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
       scan(first + j, v[j]);
     }
   });
-  sound = __syncthreads_and(sound) != 0;
+  sound = block.total(sound ? 0 : 1) == 0;
   best = block.largest(best);
   const uint64_t raw_best = best;
   const uint64_t raw_least = block.largest(~uint64_t{ordered(least)});
   if (!sound || best == 0) {
-    if (threadIdx.x == 0) a.results[blockIdx.x] = result;
+    if (Blocks::rank() == 0 && threadIdx.x == 0) a.results[row] = result;
+    Blocks::meet();  // a block's shared memory must outlive what the others read of it
     return;
   }
   result.sound = 1;
   result.highest = value_of(raw_best);
 
   const bool edited = p.n_seen + p.n_bias > 0, changed = edited || p.n_allowed >= 0;
-  if (edited) adjust<kThreads>(a, p, logits);
+  if (edited) adjust<Blocks, kThreads>(a, p, logits);
   if (p.n_allowed >= 0) {
     block.allowed = a.allowed + p.allowed_begin;
     block.n_allowed = p.n_allowed;
@@ -394,10 +487,10 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
     if (p.temperature > 0.0) {
       const float high = value_of(best);
       const double inverse = divide(1.0, p.temperature), highest = multiply(static_cast<double>(high), inverse);
-      Cut cut;
+      Cut cut{-INFINITY, -1};
       const auto one = [&](float v, int i) { return v > -INFINITY && (i < 0 || cut.keeps(v, i)) ? uint64_t{1} : uint64_t{0}; };
       if (p.top_k > 0) {
-        Cut found;
+        Cut found{};
         if (block.select(high, low, static_cast<double>(p.top_k), false, one, found)) cut = found;
       }
       if (p.top_p < 1.0) {
@@ -407,13 +500,13 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
         };
         // Below this no token has any mass.
         const auto bottom = static_cast<float>(fmax(static_cast<double>(low), static_cast<double>(high) - 34.0 * p.temperature));
-        Cut found;
+        Cut found{};
         if (block.select(high, fminf(high, bottom), p.top_p, true, mass, found)) cut = found;
       }
       result.token = block.race(p, inverse, best, cut, add(highest, p.log_min_p));
     }
   }
-  if (edited) restore<kThreads>(a, p, logits);
+  if (edited) restore<Blocks, kThreads>(a, p, logits);
 
   if (p.n_logprobs >= 0 && result.token >= 0) {
     block.allowed = nullptr;
@@ -423,35 +516,57 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
     result.sum = block.total(sum);
     result.logit = logits[result.token];
     if (p.n_logprobs > 0) {
-      Cut cut;
+      Cut cut{-INFINITY, -1};
       const auto one = [](float v, int) { return v > -INFINITY ? uint64_t{1} : uint64_t{0}; };
       const float raw_low = from_ordered(static_cast<uint32_t>(~raw_least));
       block.select(result.highest, raw_low, static_cast<double>(p.n_logprobs), false, one, cut);
-      __syncthreads();
-      if (threadIdx.x == 0) shared.count = 0;
-      __syncthreads();
+      Shared& leader = block.of(0);
+      Blocks::meet();
+      if (Blocks::rank() == 0 && threadIdx.x == 0) shared.count = 0;
+      Blocks::meet();
       block.each([&](int i, float v) {
         if (v == -INFINITY || !cut.keeps(v, i)) return;
-        const int at = atomicAdd(&shared.count, 1);
-        if (at < kBins) shared.members[at] = key_of(v, i);
+        const int at = atomicAdd(&leader.count, 1);
+        if (at < kBins) leader.members[at] = key_of(v, i);
       });
-      __syncthreads();
-      result.n_top = min(shared.count, p.n_logprobs);
-      block.sort(min(shared.count, kBins));
-      for (int i = static_cast<int>(threadIdx.x); i < result.n_top; i += kThreads)
-        a.top[p.top_begin + i] = {token_of(shared.members[i]), value_of(shared.members[i])};
+      Blocks::meet();
+      if (Blocks::rank() == 0) {
+        result.n_top = min(shared.count, p.n_logprobs);
+        block.sort(min(shared.count, kBins));
+        for (int i = static_cast<int>(threadIdx.x); i < result.n_top; i += kThreads)
+          a.top[p.top_begin + i] = {token_of(shared.members[i]), value_of(shared.members[i])};
+      }
     }
   }
-  if (threadIdx.x == 0) a.results[blockIdx.x] = result;
+  if (Blocks::rank() == 0 && threadIdx.x == 0) a.results[row] = result;
+  Blocks::meet();
+}
+
+template <int kThreads, int kBlocks>
+cudaError_t launch_blocks(const SampleArgs& a, cudaStream_t stream) {
+  if constexpr (kBlocks == 1) return launch(sample_kernel<kThreads, 1>, dim3(static_cast<unsigned>(a.n_rows)), kThreads, 0, stream, a);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(a.n_rows * kBlocks));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = kBlocks;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, sample_kernel<kThreads, kBlocks>, a);
 }
 
 }  // namespace
 
-cudaError_t launch_sample(const SampleArgs& a, cudaStream_t stream) {
-  // Few rows: every multiprocessor has one at most, and as many threads as it can. Many: two rows share one.
-  const dim3 grid(static_cast<unsigned>(a.n_rows));
-  if (a.n_rows <= 132) return launch(sample_kernel<1024>, grid, 1024, 0, stream, a);
-  return launch(sample_kernel<512>, grid, 512, 0, stream, a);
+// Every multiprocessor has a block at most while rows are few; two rows share one when they are many.
+cudaError_t launch_sample(const SampleArgs& a, bool clusters, cudaStream_t stream) {
+  if (clusters && a.n_rows <= 16) return launch_blocks<1024, 8>(a, stream);
+  if (clusters && a.n_rows <= 64) return launch_blocks<1024, 2>(a, stream);
+  return a.n_rows <= 132 ? launch_blocks<1024, 1>(a, stream) : launch_blocks<512, 1>(a, stream);
 }
 
 }  // namespace cachalot::cuda

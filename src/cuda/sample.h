@@ -56,6 +56,7 @@ struct SampleArgs {
   SampleResult* results = nullptr;
   TopToken* top = nullptr;
 };
-cudaError_t launch_sample(const SampleArgs& args, cudaStream_t stream);
+// clusters: the device has them (compute capability 9.0).
+cudaError_t launch_sample(const SampleArgs& args, bool clusters, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

@@ -140,10 +140,16 @@ TEST(CudaSample, ChoosesWhatTheHostChooses) {
     int vocab, rows, calls;
   };
   for (const Size s : {Size{1, 64, 2}, Size{3, 64, 4}, Size{31, 256, 4}, Size{257, 256, 8}, Size{1000, 300, 6}, Size{5003, 140, 4},
-                       Size{32000, 64, 2}, Size{129280, 20, 1}}) {
+                       Size{3001, 12, 8}, Size{9000, 50, 4}, Size{32000, 64, 2}, Size{129280, 20, 1}}) {
     const int calls = s.calls * (many ? s.vocab <= 257 ? 400 : s.vocab <= 5003 ? 100 : 8 : 1);
     EXPECT_EQ(compare(ops, s.vocab, s.rows, calls, static_cast<uint64_t>(s.vocab) * 7919), 0);
   }
+}
+
+// Few enough for compute-sanitizer: one call for each number of blocks per row.
+TEST(CudaSample, EachKernelOnce) {
+  SKIP_WITHOUT_GPU();
+  for (const int rows : {4, 40, 100, 140}) EXPECT_EQ(compare(gpu(DType::bf16), 2500, rows, 1, 17), 0) << rows;
 }
 
 TEST(CudaSample, GoesWithoutRows) {
