@@ -1,6 +1,5 @@
 // Every golden checkpoint through CudaOps: greedy text in the f32 mode, logits in both.
 #include "cuda/gpu_support.h"
-#include "runtime/generator.h"
 #include "support/golden.h"
 #include "support/support.h"
 
@@ -41,13 +40,8 @@ TEST_P(CudaGolden, GreedyIdsInF32) {
   SKIP_WITHOUT_GPU();
   const Golden golden = read_golden(folder());
   TestModel model = load_model(folder(), make_cuda_ops({.activation = DType::f32}));
-  Generator generator(*model.ops, model.decoder, {.max_context = 64, .chunk = 16});
-  GenerationRequest request{.prompt = {golden.greedy.begin(), golden.greedy.begin() + 16}, .max_tokens = 24, .ignore_eos = true};
-  request.sampling.temperature = 0;
-  const int id = generator.add(request);
-  while (generator.step([](const GenerationEvent&) {})) {
-  }
-  EXPECT_EQ(generator.sequence(id).tokens, golden.greedy);
+  const std::vector<int> prompt(golden.greedy.begin(), golden.greedy.begin() + 16);
+  EXPECT_EQ(greedy_texts(model, {prompt}, 24, {.max_context = 64, .max_step_tokens = 16})[0], golden.greedy);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaGolden, testing::ValuesIn(golden_models()), [](const auto& param) {
