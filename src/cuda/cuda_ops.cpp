@@ -183,7 +183,9 @@ std::unique_ptr<Graph> CudaOps::capture(const std::function<void()>& step) {
   const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
   cudaGraphDestroy(graph);
   check_cuda(error, "making a graph");
-  return std::make_unique<RecordedGraph>(exec, stream_, arena_.memory());
+  auto recorded = std::make_unique<RecordedGraph>(exec, stream_, arena_.memory());
+  check_cuda(cudaGraphUpload(exec, stream_), "placing a graph");  // its memory is taken now, not at the first launch
+  return recorded;
 }
 
 void CudaOps::embed(const Linear& table, View ids, View x) {
