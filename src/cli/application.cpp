@@ -122,6 +122,7 @@ int run_application(int argc, char** argv) {
       "Exit codes: 0 done, 1 bad input, 2 wrong flags, 130 interrupted.");
   Context context;
   add_run_command(app, context);
+  add_generate_command(app, context);
   add_serve_command(app, context);
   add_inspect_command(app, context);
   add_tokenize_command(app, context);

@@ -211,6 +211,7 @@ void add_bench_command(CLI::App& app, Context& context) {
   command->add_flag("-q,--quiet", flags->quiet, "No peaks and no progress on the standard error");
   // Each subcommand is a benchmark of its own; without one the flags above apply.
   add_ops_command(*command, context);
+  add_engine_benchmarks(*command, context);
   command->callback([flags, command, &context] {
     if (!command->get_subcommands().empty()) return;
     if (flags->model.model.empty()) throw CLI::RequiredError("--model");

@@ -18,12 +18,14 @@ struct Context {
 };
 
 void add_run_command(CLI::App& app, Context& context);
+void add_generate_command(CLI::App& app, Context& context);
 void add_serve_command(CLI::App& app, Context& context);
 void add_inspect_command(CLI::App& app, Context& context);
 void add_tokenize_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);
 void add_eval_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
+void add_engine_benchmarks(CLI::App& bench, Context& context);  // subcommands of bench
 void add_version_command(CLI::App& app, Context& context);
 
 }  // namespace cachalot

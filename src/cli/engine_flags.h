@@ -1,0 +1,22 @@
+// Flags of commands that run many requests at once, and the engine options they make.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "cachalot/engine.h"
+#include "cli/run_flags.h"
+
+namespace cachalot {
+
+struct EngineFlags {
+  int max_num_seqs = 16, max_num_batched_tokens = 512, max_draft_tokens = 4;
+  double kv_cache_bytes = 0.0;
+  bool no_prefix_caching = false, batch_invariant = false;
+  std::string speculation = "off";
+};
+
+void add_engine_flags(CLI::App& command, EngineFlags& flags);
+EngineOptions many_requests(const ModelFlags& model, const EngineFlags& flags);
+
+}  // namespace cachalot
