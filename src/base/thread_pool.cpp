@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 #include <fstream>
 #include <mutex>
 #include <set>
-#include <string>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -51,14 +52,6 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-// The line of /sys that is the same for all hyper-threads of one core; the number itself when the file is missing.
-std::string core_of(int cpu) {
-  std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
-  std::string line;
-  if (!std::getline(file, line) || line.empty()) return std::to_string(cpu);
-  return line;
-}
-
 // CPUs' worth of time that control group v2 grants, rounded up; a large number without a limit.
 int granted_cpus() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
@@ -67,13 +60,52 @@ int granted_cpus() {
   return static_cast<int>(std::min<long>((quota + period - 1) / period, 1 << 20));
 }
 
-}  // namespace
-
-int physical_cores() {
-  std::set<std::string> cores;
-  for (const int cpu : allowed_cpus()) cores.insert(core_of(cpu));
+int count_cores(std::span<const Cpu> cpus) {
+  std::set<int> cores;
+  for (const Cpu& cpu : cpus) cores.insert(cpu.core);
   return std::max(1, std::min(static_cast<int>(cores.size()), granted_cpus()));
 }
+
+void bind(pthread_t thread, std::span<const int> cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus)
+    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+// Pages that this thread, and threads that it starts from now on, touch first are taken from the nodes in turn. Without effect where the
+// system does not allow it.
+void interleave_memory(std::span<const Cpu> cpus) {
+#if defined(SYS_set_mempolicy)
+  constexpr int kInterleave = 3, kMostNodes = 1024, kWord = 64;
+  uint64_t mask[kMostNodes / kWord] = {};
+  for (const Cpu& cpu : cpus)
+    if (cpu.node < kMostNodes) mask[cpu.node / kWord] |= uint64_t{1} << (cpu.node % kWord);
+  syscall(SYS_set_mempolicy, kInterleave, mask, kMostNodes);
+#else
+  static_cast<void>(cpus);
+#endif
+}
+
+int node_of_this_thread(std::span<const Cpu> cpus) {
+  const int here = sched_getcpu();
+  for (const Cpu& cpu : cpus)
+    if (cpu.id == here) return cpu.node;
+  return cpus.empty() ? 0 : cpus.front().node;
+}
+
+int count_nodes(std::span<const Cpu> cpus) {
+  std::set<int> nodes;
+  for (const Cpu& cpu : cpus) nodes.insert(cpu.node);
+  return static_cast<int>(nodes.size());
+}
+
+}  // namespace
+
+int physical_cores() { return count_cores(cpu_topology(allowed_cpus())); }
+int numa_nodes() { return count_nodes(cpu_topology(allowed_cpus())); }
 
 struct ThreadPool::State {
   alignas(64) std::atomic<uint64_t> ticket{0};     // run number << 32 | next free index
@@ -127,19 +159,25 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int n_threads, bool pin) : state_(std::make_unique<State>()) {
-  if (n_threads <= 0) n_threads = physical_cores();
-  const std::vector<int> cpus = allowed_cpus();
+ThreadPool::ThreadPool(const ThreadPoolOptions& options) : state_(std::make_unique<State>()) {
+  std::vector<Cpu> cpus = cpu_topology(allowed_cpus());
+  const int home = node_of_this_thread(cpus);
+  if (count_nodes(cpus) > 1) {
+    if (options.numa == Numa::distribute) interleave_memory(cpus);
+    if (options.numa == Numa::isolate) {
+      std::erase_if(cpus, [home](const Cpu& cpu) { return cpu.node != home; });
+      std::vector<int> near;
+      for (const Cpu& cpu : cpus) near.push_back(cpu.id);
+      bind(pthread_self(), near);
+    }
+  }
+  const int n_threads = options.n_threads > 0 ? options.n_threads : count_cores(cpus);
   // With more workers than CPUs a spinning one would keep a working one from running.
   if (n_threads > static_cast<int>(cpus.size())) state_->spins = 0;
+  const auto places = place_workers(cpus, n_threads, options.pin, options.numa, home);
   for (int worker = 1; worker < n_threads; ++worker) {
     state_->threads.emplace_back([state = state_.get(), worker] { state->loop(worker); });
-    if (pin) {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(cpus[static_cast<size_t>(worker) % cpus.size()], &set);
-      pthread_setaffinity_np(state_->threads.back().native_handle(), sizeof set, &set);
-    }
+    bind(state_->threads.back().native_handle(), places[static_cast<size_t>(worker)]);
   }
 }
 

@@ -4,13 +4,22 @@
 #include <functional>
 #include <memory>
 
+#include "base/cpu_topology.h"
+
 namespace cachalot {
+
+struct ThreadPoolOptions {
+  int n_threads = 0;  // <= 0: one per physical core that this process may run on, with Numa::isolate of its node
+  bool pin = false;   // ties each worker, not the caller, to a CPU of its own
+  // On a machine of several nodes also sets where the memory of the constructing thread and of the workers comes from; with isolate that
+  // thread stays on its node.
+  Numa numa = Numa::none;
+};
 
 class ThreadPool {
  public:
-  // n_threads <= 0 takes one thread per physical core that this process may run on.
-  // `pin` ties each worker, not the caller, to a CPU of its own among those that this process may run on.
-  explicit ThreadPool(int n_threads = 0, bool pin = false);
+  explicit ThreadPool(const ThreadPoolOptions& options);
+  explicit ThreadPool(int n_threads = 0) : ThreadPool(ThreadPoolOptions{.n_threads = n_threads}) {}
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -30,5 +39,8 @@ class ThreadPool {
 // Physical cores available to this process: those of its affinity mask, hyper-threads of one core counted once, and no more than the CPU
 // time that its control group grants.
 int physical_cores();
+
+// NUMA nodes among the CPUs that this process may run on.
+int numa_nodes();
 
 }  // namespace cachalot

@@ -31,7 +31,9 @@ void check_f32(const View& v) { CACHALOT_CHECK(v.dtype == DType::f32, "activatio
 
 CpuOps::CpuOps(const CpuOptions& options)
     : kernels_(select_kernels()),
-      pool_(options.pool ? options.pool : std::make_shared<ThreadPool>(options.n_threads, options.pin)),
+      pool_(options.pool ? options.pool
+                         : std::make_shared<ThreadPool>(
+                               ThreadPoolOptions{.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa})),
       arena_(arena_memory),
       rounds_activations_(!options.f32_products && kernels_.wide.quantise != nullptr),
       bf16_prompts_(options.bf16_prompts && !options.f32_products),

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "base/cpu_topology.h"
 #include "ops/ops.h"
 
 namespace cachalot {
@@ -13,7 +14,8 @@ class ThreadPool;
 struct CpuOptions {
   int n_threads = 0;                 // 0: one per physical core
   bool pin = false;                  // tie the workers to CPUs of their own
-  std::shared_ptr<ThreadPool> pool;  // use this one and ignore the two above
+  Numa numa = Numa::none;            // where workers and weights go on a machine of several nodes
+  std::shared_ptr<ThreadPool> pool;  // use this one and ignore the three above
   // Where the CPU has AVX2, integer weights are multiplied with activations rounded to 16 bits (a scale per 256, error 1.6e-5 of the
   // largest), several times faster than in f32 and the same to the bit on every level. True keeps those products in f32 too. Read at pack.
   bool f32_products = false;
