@@ -5,12 +5,16 @@
 #include <string>
 #include <string_view>
 
+#include "base/cpu_topology.h"
 #include "ops/ops.h"
 
 namespace cachalot {
 
 struct BackendOptions {
-  int n_threads = 0;  // of the CPU backend; 0: one per physical core
+  // Of the CPU backend:
+  int n_threads = 0;  // 0: one per physical core
+  bool pin = false;   // a CPU of its own for each worker
+  Numa numa = Numa::none;
 };
 
 // device: "ref" (the slow reference), "cpu", "cuda" or "cuda:N". Throws Error for another text, and for a device that this build or this

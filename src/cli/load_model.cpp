@@ -38,7 +38,7 @@ LoadedModel load_model(const ModelOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   LoadedModel model;
   model.path = options.path;
-  model.ops = make_ops(options.device, {.n_threads = options.n_threads});
+  model.ops = make_ops(options.device, {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa});
   const auto checkpoint = Checkpoint::open(options.path);
   model.config = read_config(*checkpoint);
   model.max_context = choose_context(options, model.config);

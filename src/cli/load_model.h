@@ -17,7 +17,9 @@ struct ModelOptions {
   std::string path;       // GGUF file, safetensors file, or directory
   std::string tokenizer;  // takes the place of the model's own: see load_tokenizer
   std::string device = "cpu";
-  int n_threads = 0;    // 0: one per physical core
+  int n_threads = 0;  // 0: one per physical core
+  bool pin = false;   // as in BackendOptions
+  Numa numa = Numa::none;
   int max_context = 0;  // tokens; 0: the smaller of kDefaultContext and the model's own limit
   bool needs_tokenizer = true;
   bool show_progress = true;                                                    // a bar on stderr, when that is a terminal

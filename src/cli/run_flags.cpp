@@ -56,7 +56,14 @@ CLI::Validator number_between(double low, double high) {
 }
 
 ModelOptions ModelFlags::options() const {
-  return {.path = model, .tokenizer = tokenizer, .device = device, .n_threads = threads, .max_context = max_model_len};
+  const Numa placement = numa == "distribute" ? Numa::distribute : numa == "isolate" ? Numa::isolate : Numa::none;
+  return {.path = model,
+          .tokenizer = tokenizer,
+          .device = device,
+          .n_threads = threads,
+          .pin = pin,
+          .numa = placement,
+          .max_context = max_model_len};
 }
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
@@ -76,11 +83,17 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("N")
       ->check(number_between(0, 1024))
       ->group(group);
+  command.add_flag("--pin,--cpu-strict", flags.pin, "A CPU of its own for each CPU thread")->group(group);
+  command.add_option("--numa", flags.numa, "Threads and memory on several NUMA nodes: none, distribute (over all), isolate (on one)")
+      ->type_name("HOW")
+      ->check(CLI::IsMember({"none", "distribute", "isolate"}).description(""))
+      ->default_str(flags.numa)
+      ->group(group);
 }
 
 void add_kv_flags(CLI::App& command, ModelFlags& flags) {
   const char* group = "Context";
-  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "Numbers in the KV cache: auto, f32, f16, bf16, fp8 (MLA on a GPU)")
+  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "Numbers in the KV cache: auto, f32, f16, bf16, fp8 (MLA only)")
       ->type_name("TYPE")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "fp8"}).description(""))
       ->default_str(flags.kv_cache_dtype)

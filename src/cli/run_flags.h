@@ -15,13 +15,14 @@ namespace cachalot {
 CLI::Validator number_between(double low, double high);
 
 struct ModelFlags {
-  std::string model, tokenizer, device = "cpu", kv_cache_dtype = "auto";
+  std::string model, tokenizer, device = "cpu", kv_cache_dtype = "auto", numa = "none";
+  bool pin = false;
   int threads = 0, max_model_len = 0, block_size = 16, prefill_chunk = 512;
   double memory_utilization = 0.9;
 
   [[nodiscard]] ModelOptions options() const;
 };
-// -m, --device, -t: for every command that runs a model.
+// -m, --device, -t, --pin, --numa: for every command that runs a model.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 // --kv-cache-dtype, --block-size.
 void add_kv_flags(CLI::App& command, ModelFlags& flags);

@@ -26,7 +26,7 @@ void for_each_page(const Batch& batch, int seq, int begin, int n, int block_toke
   }
 }
 
-// The rows of a KV head in the pages: read in place, or converted to f32 when the kernels do not read their format or width.
+// The rows of a KV head in the pages: read in place, or converted when the kernels do not read their format or width.
 struct Pages {
   const KernelTable& table;
   const Attn& attn;
@@ -34,7 +34,10 @@ struct Pages {
   bool in_place;
 
   Pages(const KernelTable& kernels, const Attn& a, const AttentionShape& s)
-      : table(kernels), attn(a), shape(s), in_place(s.element == element_of(a.kv.layout.format) && s.v() == s.v_dim) {}
+      : table(kernels),
+        attn(a),
+        shape(s),
+        in_place(a.kv.layout.format != KvFormat::fp8 && s.element == element_of(a.kv.layout.format) && s.v() == s.v_dim) {}
 
   [[nodiscard]] bool separate_values() const { return !attn.kv.layout.v_is_k_prefix; }
   [[nodiscard]] size_t number_bytes() const { return size_of(dtype_of(attn.kv.layout.format)); }
@@ -58,7 +61,7 @@ struct Pages {
   void copy(const AttentionTask& task, bool values, int begin, int n, int dim, int padded, std::byte* memory, const void** rows) const {
     auto* const to = reinterpret_cast<float*>(memory);
     for_each_run(task, values, begin, n, [&](const std::byte* run, size_t stride, int first, int count) {
-      table.load_rows(element_of(attn.kv.layout.format), run, stride, count, dim, to + static_cast<int64_t>(first) * padded, padded);
+      load_kv_rows(table, attn.kv.layout, run, stride, count, dim, to + static_cast<int64_t>(first) * padded, padded);
     });
     for (int i = 0; i < n; ++i) {
       float* const row = to + static_cast<int64_t>(i) * padded;
@@ -67,8 +70,24 @@ struct Pages {
     }
   }
 
+  // fp8 rows of latents as bf16.
+  void round(const AttentionTask& task, int begin, int n, AttentionMemory& m) const {
+    auto* const numbers = reinterpret_cast<float*>(m.value_copies);  // values are keys here
+    const size_t row_bytes = static_cast<size_t>(shape.k_dim) * sizeof(uint16_t);
+    for_each_run(task, false, begin, n, [&](const std::byte* run, size_t stride, int first, int count) {
+      for (int i = 0; i < count; ++i) {
+        std::byte* const row = m.key_copies + static_cast<size_t>(first + i) * row_bytes;
+        load_kv_rows(table, attn.kv.layout, run + static_cast<size_t>(i) * stride, stride, 1, shape.k_dim, numbers, shape.k_dim);
+        shape.kernels.make_row(numbers, shape.k_dim, row);
+        m.keys[first + i] = row;
+      }
+    });
+  }
+
   void rows(const AttentionTask& task, int begin, int n, AttentionMemory& m) const {
-    if (in_place) {
+    if (!in_place && shape.element == Element::bf16) {
+      round(task, begin, n, m);
+    } else if (in_place) {
       point(task, false, begin, n, m.keys);
       if (separate_values()) point(task, true, begin, n, m.values);
     } else {
@@ -81,7 +100,9 @@ struct Pages {
     const int n = std::min(kTileRows, task.end - begin);
     point(task, false, begin, n, m.ahead[0]);
     tile.ahead[0] = m.ahead[0];
-    tile.ahead_bytes[0] = shape.k_dim * static_cast<int>(number_bytes());
+    const KvLayout& layout = attn.kv.layout;
+    tile.ahead_bytes[0] =
+        static_cast<int>(layout.format == KvFormat::fp8 ? layout.k_row_bytes() : static_cast<size_t>(layout.k_dim) * number_bytes());
     if (separate_values()) {
       point(task, true, begin, n, m.ahead[1]);
       tile.ahead[1] = m.ahead[1];
@@ -138,8 +159,8 @@ void CpuOps::kv_gather(const Attn& attn, int seq, int begin, int n, View out) {
   const int width = layout.heads * layout.k_dim;
   CACHALOT_CHECK(out.n_rows() == n && out.n_cols() == width && out.dtype == DType::f32);
   for_each_page(*attn.batch, seq, begin, n, layout.block_tokens, [&](size_t slot, int first, int count) {
-    kernels_.load_rows(element_of(layout.format), static_cast<const std::byte*>(attn.kv.k) + slot * layout.k_row_bytes(),
-                       layout.k_row_bytes(), count, width, out.row<float>(first), out.row_stride());
+    load_kv_rows(kernels_, layout, static_cast<const std::byte*>(attn.kv.k) + slot * layout.k_row_bytes(), layout.k_row_bytes(), count,
+                 width, out.row<float>(first), out.row_stride());
   });
 }
 

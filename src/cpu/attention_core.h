@@ -147,6 +147,25 @@ struct Next {
   int begin = 0;
 };
 
+// Takes the leading queries that see nothing of the tile at `at` out of it, in whole vectors.
+inline void skip_blind(const AttentionShape& shape, const AttentionTask& task, int at, AttentionTile& tile) {
+  const int blind = std::clamp(at - task.position, 0, task.n_rows) * task.n_heads / shape.kernels.lanes * shape.kernels.lanes;
+  if (blind == 0) return;
+  const int64_t numbers = static_cast<int64_t>(blind) * tile.v_dim;
+  if (tile.first) {
+    std::fill_n(tile.largest, blind, kNothing);
+    std::fill_n(tile.sum, blind, 0.0f);
+    std::fill_n(tile.out, numbers, 0.0f);
+  }
+  tile.n_queries -= blind;
+  tile.visible += blind;
+  tile.queries = static_cast<const float*>(tile.queries) + shape.query_floats(blind);
+  tile.largest += blind;
+  tile.sum += blind;
+  tile.correction += blind;
+  tile.out += numbers;
+}
+
 // Context [begin, end) into `to`. The source gives the rows of a tile: source.rows(task, at, n, m) fills the first n of m.keys and
 // m.values, source.ahead(task, at, m, tile) names in `tile` what rows() of the tile at `at` will read.
 template <typename Source>
@@ -178,6 +197,7 @@ void attend_partition(const AttentionShape& shape, const AttentionTask& task, in
       for (int query = task.n_queries(); query < shape.lanes(task.n_queries()); ++query) m.visible[query] = n;
       tile.visible = m.visible;
     }
+    skip_blind(shape, task, at, tile);
     if (at + n < end) {
       source.ahead(task, at + n, m, tile);
     } else if (next.task != nullptr) {

@@ -7,6 +7,7 @@
 #include "cpu/cpu_ops_impl.h"
 #include "cpu/features.h"
 #include "cpu/wide_pack.h"
+#include "ops/kv_codec.h"
 
 namespace cachalot {
 
@@ -176,7 +177,12 @@ void CpuOps::kv_write(const KvLayer& kv, const Batch& batch, View k, View v) {
   const auto task = [&](int t, int) {
     if (slots[static_cast<size_t>(t)] < 0) return;
     const auto slot = static_cast<size_t>(slots[static_cast<size_t>(t)]);
-    kernels_.store_row(element, k.row<float>(t), k.n_cols(), static_cast<std::byte*>(kv.k) + slot * layout.k_row_bytes());
+    std::byte* const row = static_cast<std::byte*>(kv.k) + slot * layout.k_row_bytes();
+    if (layout.format == KvFormat::fp8) {
+      encode_kv_row(layout, {k.row<float>(t), static_cast<size_t>(k.n_cols())}, row);
+      return;
+    }
+    kernels_.store_row(element, k.row<float>(t), k.n_cols(), row);
     if (!layout.v_is_k_prefix)
       kernels_.store_row(element, v.row<float>(t), v.n_cols(), static_cast<std::byte*>(kv.v) + slot * layout.v_row_bytes());
   };

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/thread_pool.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/huge_memory.h"
@@ -129,14 +128,22 @@ class CpuOps : public Ops {
 
 const CpuPacked& packed_of(const Linear& w);
 
+// What rows of the cache are to the kernels of attention; fp8 rows are converted first.
 inline Element element_of(KvFormat format) {
   switch (format) {
     case KvFormat::f32: return Element::f32;
     case KvFormat::f16: return Element::f16;
     case KvFormat::bf16: return Element::bf16;
-    case KvFormat::fp8: fail("fp8 cache rows are not available on the CPU yet: use f32, f16 or bf16");
+    case KvFormat::fp8: return Element::bf16;
   }
   CACHALOT_CHECK(false, "KV format {}", static_cast<int>(format));
+}
+
+// n_rows rows of K as numbers, n of each.
+inline void load_kv_rows(const KernelTable& kernels, const KvLayout& layout, const std::byte* rows, size_t stride, int n_rows, int n,
+                         float* to, int64_t to_stride) {
+  if (layout.format == KvFormat::fp8) return kernels.load_fp8_rows(rows, stride, n_rows, layout.v_dim, n, to, to_stride);
+  kernels.load_rows(element_of(layout.format), rows, stride, n_rows, n, to, to_stride);
 }
 
 }  // namespace cachalot::cpu

@@ -128,7 +128,9 @@ void add_fp8_cases(std::vector<OpCase>& cases) {
 }  // namespace
 
 OpCase attend_case(const AttentionCase& s) {
-  OpCase c{.name = attention_name("attend", s), .op = "attend", .bf16_cache = s.layout.format == KvFormat::bf16};
+  OpCase c{.name = attention_name("attend", s),
+           .op = "attend",
+           .bf16_cache = s.layout.format == KvFormat::bf16 || s.layout.format == KvFormat::fp8};
   const Work work = work_of(s);
   c.bytes = work.context * static_cast<double>(s.layout.token_bytes()) + work.rows * s.heads * (s.layout.k_dim + s.layout.v_dim) * 4.0;
   c.flops = 2.0 * work.pairs * s.heads * (s.layout.k_dim + s.layout.v_dim);
@@ -150,7 +152,7 @@ OpCase attend_expanded_case(const AttentionCase& s, const MlaDims& dims, Format 
   OpCase c{.name = attention_name("attend_expanded", s) + "/" + format_name(kv_b),
            .op = "attend_expanded",
            .quantised = !is_float(kv_b),
-           .bf16_cache = s.layout.format == KvFormat::bf16};
+           .bf16_cache = s.layout.format == KvFormat::bf16 || s.layout.format == KvFormat::fp8};
   const Work work = work_of(s);
   const WeightShape shape{.format = kv_b, .out = dims.n_heads * (dims.nope + dims.v_dim), .in = dims.kv_rank};
   c.bytes = weight_bytes(shape) + work.context * static_cast<double>(s.layout.token_bytes());

@@ -39,7 +39,7 @@ struct OpCase {
   std::string name;         // "linear/q4_k/96x512/T7": the operation, then what it is run on
   std::string op;           // "linear"
   bool quantised = false;   // has weights in a block format, for which a backend may quantise activations
-  bool bf16_cache = false;  // attends rows of bf16, to which a backend may round queries and weights too
+  bool bf16_cache = false;  // attends rows of bf16 or fp8, to which a backend may round queries and weights too
   double slack = 1.0;       // factor on the tolerance, for ill-conditioned inputs
   double bytes = 0.0;       // that one call must move at least: weights, inputs and outputs once (benchmarks)
   double flops = 0.0;

@@ -28,13 +28,13 @@ std::string test_name(const testing::TestParamInfo<OpCase>& param) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
   return name + "_" + std::to_string(param.index);
 }
-INSTANTIATE_TEST_SUITE_P(All, CpuOpCase, testing::ValuesIn(op_cases({.without_names = {"/fp8/"}})), test_name);
+INSTANTIATE_TEST_SUITE_P(All, CpuOpCase, testing::ValuesIn(op_cases()), test_name);
 
 TEST(CpuOps, ProductsInF32AgreeMoreClosely) {
   const auto ops = make_cpu_ops({.n_threads = 2, .f32_products = true});
   const auto reference = make_ref_ops();
   int n_quantised = 0;
-  for (const OpCase& c : op_cases({.without_names = {"/fp8/"}})) {
+  for (const OpCase& c : op_cases()) {
     if (!c.quantised || n_quantised++ % 3 != 0) continue;
     const CaseResult result = run_case(c, *ops, *reference, {.bf16_attention = attends_in_bf16()});
     EXPECT_TRUE(result.ok) << result.text;
@@ -46,7 +46,7 @@ TEST(CpuOps, ProductsInBf16StayWithinTheirBound) {
   if (cpu::select_kernels().tiles.gemm_bf16 == nullptr) GTEST_SKIP() << ops->name() << " has no such products";
   const auto reference = make_ref_ops();
   int n = 0;
-  for (const OpCase& c : op_cases({.without_names = {"/fp8/"}})) {
+  for (const OpCase& c : op_cases()) {
     const bool maps = c.op == "linear" || c.op == "linear_swiglu" || c.op == "head_linear" || c.op == "moe" || c.op == "attend_expanded";
     if (!maps || n++ % 2 != 0) continue;
     const CaseResult result =

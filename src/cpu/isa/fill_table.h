@@ -48,6 +48,7 @@ constexpr KernelTable make_table(const char* name) {
   t.axpy = axpy_row;
   t.rope = rope_row;
   t.load_rows = load_rows;
+  t.load_fp8_rows = load_fp8_rows;
   t.store_row = store_row;
   t.attention[static_cast<int>(Element::f32)] = make_attention<F32Form>();
   return t;

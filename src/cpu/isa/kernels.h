@@ -202,6 +202,8 @@ struct KernelTable {
 
   // n_rows rows of n numbers, row strides in bytes on the side of `Element`, in floats on the other.
   void (*load_rows)(Element from, const void* src, size_t src_stride, int n_rows, int n, float* dst, int64_t dst_stride) = nullptr;
+  // Rows of E4M3 codes as in ops/kv_layout.h: `rank` codes in groups of 128, a scale for each group, then bf16 up to n numbers.
+  void (*load_fp8_rows)(const void* src, size_t src_stride, int n_rows, int rank, int n, float* dst, int64_t dst_stride) = nullptr;
   void (*store_row)(Element to, const float* src, int n, void* dst) = nullptr;
 
   // By the format of the rows; without functions where rows must be converted to f32 first.

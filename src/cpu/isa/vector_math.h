@@ -149,6 +149,31 @@ inline void load_rows(Element from, const void* src, size_t src_stride, int n_ro
     case Element::bf16: return load_rows_of<Element::bf16>(bytes, src_stride, n_rows, n, dst, dst_stride);
   }
 }
+inline void load_fp8_rows(const void* src, size_t src_stride, int n_rows, int rank, int n, float* dst, int64_t dst_stride) {
+  constexpr int kGroup = 128;
+  const F nan = set1(__builtin_nanf(""));
+  const auto* bytes = static_cast<const uint8_t*>(src);
+  for (int r = 0; r < n_rows; ++r, bytes += src_stride, dst += dst_stride) {
+    const uint8_t* scales = bytes + rank;
+    for (int begin = 0; begin < rank; begin += kGroup, scales += sizeof(float)) {
+      float scale;
+      __builtin_memcpy(&scale, scales, sizeof scale);
+      const int end = begin + kGroup < rank ? begin + kGroup : rank;
+      const auto put = [&](const uint8_t* codes, float* to) {
+        store(to, mul(if_magnitude(load_e4m3(codes), 480.0f / 256.0f, nan), set1(256.0f * scale)));
+      };
+      int i = begin;
+      for (; i + kWidth <= end; i += kWidth) put(bytes + i, dst + i);
+      if (i == end) continue;
+      uint8_t rest[kWidth] = {};
+      float values[kWidth];
+      for (int j = i; j < end; ++j) rest[j - i] = bytes[j];
+      put(rest, values);
+      for (int j = i; j < end; ++j) dst[j] = values[j - i];
+    }
+    load_rows_of<Element::bf16>(scales, 0, 1, n - rank, dst + rank, 0);
+  }
+}
 inline void store_row(Element to, const float* src, int n, void* dst) {
   if (to == Element::f32) {
     __builtin_memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
