@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "runtime/kv_cache.h"
@@ -72,7 +73,9 @@ class Runner {
   struct Shape {
     int n_seqs = 0, n_new = 0, context = 0;
     bool all_logits = false;
-    auto operator<=>(const Shape&) const = default;
+    bool operator<(const Shape& o) const {
+      return std::tie(n_seqs, n_new, context, all_logits) < std::tie(o.n_seqs, o.n_new, o.context, o.all_logits);
+    }
   };
   struct Recorded {
     std::unique_ptr<Graph> graph;
