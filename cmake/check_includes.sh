@@ -10,7 +10,7 @@ declare -A allowed=(
   [model]="io ops tensor base" [runtime]="model io ops tensor base"
   [grammar]="base"
   [convert]="io model text tensor base" [eval]="runtime model text io ops tensor base"
-  [quant]="eval runtime model text io ops tensor base"
+  [quant]="convert eval runtime model text io ops tensor base"
   [server]="text grammar base"
   [cli]="web base tensor io text grammar ops cpu cuda model runtime convert quant eval server"
 )

@@ -1,4 +1,4 @@
-// convert_to_gguf: the list of tensors of each family, written one after the other, row by row.
+// The list of tensors of each family, declared first, then written one after the other, row by row.
 #include "convert/gguf_convert.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "convert/gguf_metadata.h"
+#include "io/gguf.h"
 #include "model/mla_weights.h"
 
 namespace cachalot {
@@ -20,24 +21,43 @@ std::vector<int> adjacent_pairs(int n_heads, int head_dim) {
   return rows;
 }
 
-class Converter {
+}  // namespace
+
+class GgufModelWriter::Impl {
  public:
-  Converter(const Checkpoint& file, const std::filesystem::path& path, const ConvertOptions& options)
-      : file_(file), options_(options), c_(read_config(file)), out_(path) {
-    for (const TensorInfo& tensor : file.tensors())
+  Impl(const Checkpoint& original, const std::filesystem::path& path, const ConvertOptions& options)
+      : model_(&original), options_(options), c_(read_config(original)), out_(path) {
+    for (const TensorInfo& tensor : original.tensors())
       total_ += static_cast<size_t>(std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>()));
+    std::string name = std::filesystem::path(original.name()).filename().string();
+    if (name.empty()) name = std::filesystem::path(original.name()).parent_path().filename().string();
+    if (const GgufFile* file = original.gguf()) {
+      for (const auto& [key, value] : file->metadata())
+        if (!key.starts_with("split.")) out_.set(key, value);
+    } else {
+      write_model_metadata(out_, c_, name, options_.format);
+      write_tokenizer_metadata(out_, original, c_);
+    }
+    permutes_ = c_.family == Family::llama && original.gguf() == nullptr;
+    if (options_.file_type >= 0) out_.set_u32("general.file_type", static_cast<uint32_t>(options_.file_type));
+    for (const auto& [key, value] : options_.metadata) out_.set_string(key, value);
+    // Two passes over one list: the table of a GGUF file comes before its data.
+    globals();
+    for (int l = 0; l < c_.n_layers; ++l) layer(l);
+    declaring_ = false;
   }
 
-  ConvertResult run() {
-    std::string name = std::filesystem::path(file_.name()).filename().string();
-    if (name.empty()) name = std::filesystem::path(file_.name()).parent_path().filename().string();
-    write_model_metadata(out_, c_, name, options_.format);
-    write_tokenizer_metadata(out_, file_, c_);
-    // Two passes over one list: the table of a GGUF file comes before its data.
-    for (const bool declaring : {true, false}) {
-      declaring_ = declaring;
-      tensors();
-    }
+  void globals(const Checkpoint& model) {
+    model_ = &model;
+    globals();
+  }
+  void layer(int l, const Checkpoint& model) {
+    model_ = &model;
+    layer(l);
+  }
+  [[nodiscard]] int n_layers() const { return c_.n_layers; }
+
+  ConvertResult finish() {
     out_.commit();
     if (c_.n_mtp_layers > 0)
       result_.notes.push_back(
@@ -49,31 +69,31 @@ class Converter {
   }
 
  private:
-  void tensors() {
+  void globals() {
     matrix("token_embd.weight", c_.vocab, c_.hidden);
     vector("output_norm.weight", c_.hidden);
     if (!c_.tied_head) matrix("output.weight", c_.vocab, c_.hidden);
     if (c_.rope.scaling == RopeConfig::Scaling::llama3) rope_factors();
-    for (int l = 0; l < c_.n_layers; ++l) {
-      prefix_ = "blk." + std::to_string(l) + ".";
-      vector(prefix_ + "attn_norm.weight", c_.hidden);
-      vector(prefix_ + "ffn_norm.weight", c_.hidden);
-      if (c_.mla)
-        mla();
-      else
-        gqa();
-      if (c_.is_moe_layer(l))
-        moe();
-      else
-        ffn(1, c_.intermediate, "");
-    }
+  }
+
+  void layer(int l) {
+    prefix_ = "blk." + std::to_string(l) + ".";
+    vector(prefix_ + "attn_norm.weight", c_.hidden);
+    vector(prefix_ + "ffn_norm.weight", c_.hidden);
+    if (c_.mla)
+      mla();
+    else
+      gqa();
+    if (c_.is_moe_layer(l))
+      moe();
+    else
+      ffn(1, c_.intermediate, "");
   }
 
   void gqa() {
     const int n_q = c_.n_heads * c_.head_dim, n_kv = c_.n_kv_heads * c_.head_dim;
-    const bool permuted = c_.family == Family::llama;
     const auto projection = [&](const char* name, int out, int n_heads, bool rotated) {
-      const std::vector<int> order = rotated && permuted ? adjacent_pairs(n_heads, c_.head_dim) : std::vector<int>{};
+      const std::vector<int> order = rotated && permutes_ ? adjacent_pairs(n_heads, c_.head_dim) : std::vector<int>{};
       matrix(prefix_ + name + ".weight", out, c_.hidden, 1, order);
       if (c_.qkv_bias) vector(prefix_ + name + ".bias", out, order);
     };
@@ -103,7 +123,7 @@ class Converter {
       declare(k_b, format_for(k_b, c_.nope), {c_.n_heads, c_.kv_rank, c_.nope});
       declare(v_b, format_for(v_b, c_.kv_rank), {c_.n_heads, c_.v_dim, c_.kv_rank});
     } else {
-      const MlaSources s = mla_sources(file_, prefix_, c_.mla_dims(), /*exact=*/true);
+      const MlaSources s = mla_sources(*model_, prefix_, c_.mla_dims(), /*exact=*/true);
       write_rows(s.uk_t, format_for(k_b, c_.nope));
       write_rows(s.uv, format_for(v_b, c_.kv_rank));
     }
@@ -111,9 +131,9 @@ class Converter {
   }
 
   void moe() {
-    const LinearSource router = file_.linear(prefix_ + "ffn_gate_inp.weight", 1, c_.n_experts, c_.hidden);
+    const LinearSource router = model_->linear(prefix_ + "ffn_gate_inp.weight", 1, c_.n_experts, c_.hidden);
     stored_as(prefix_ + "ffn_gate_inp.weight", router, {c_.n_experts, c_.hidden}, Format::f32);
-    if (file_.has(prefix_ + "exp_probs_b.bias")) vector(prefix_ + "exp_probs_b.bias", c_.n_experts);
+    if (model_->has(prefix_ + "exp_probs_b.bias")) vector(prefix_ + "exp_probs_b.bias", c_.n_experts);
     ffn(c_.n_experts, c_.moe_intermediate, "_exps");
     if (c_.n_shared > 0) ffn(1, c_.n_shared * c_.moe_intermediate, "_shexp");
   }
@@ -126,12 +146,13 @@ class Converter {
 
   void matrix(const std::string& name, int out, int in, int n_matrices = 1, const std::vector<int>& row_order = {}) {
     const bool stacked = name.find("_exps.") != std::string::npos;
-    stored_as(name, file_.linear(name, n_matrices, out, in),
+    stored_as(name, model_->linear(name, n_matrices, out, in),
               stacked ? std::vector<int64_t>{n_matrices, out, in} : std::vector<int64_t>{out, in}, format_for(name, in), row_order);
   }
 
   // The format asked for, or f16 where its blocks do not divide rows of `in`.
   Format format_for(const std::string& name, int in) {
+    if (options_.format_of) return options_.format_of(name);
     if (in % info(options_.format).block_elems == 0) return options_.format;
     if (declaring_)
       result_.notes.push_back(
@@ -152,7 +173,12 @@ class Converter {
     std::vector<std::byte> bytes(row_bytes(format, source.in));
     for (int m = 0; m < source.n_matrices(); ++m)
       for (int r = 0; r < source.out; ++r) {
-        dequant_row(source, m, row_order.empty() ? r : row_order[static_cast<size_t>(r)], values.data());
+        const int row = row_order.empty() ? r : row_order[static_cast<size_t>(r)];
+        if (source.format == format) {
+          out_.write(source.matrices[static_cast<size_t>(m)].data.subspan(static_cast<size_t>(row) * bytes.size(), bytes.size()));
+          continue;
+        }
+        dequant_row(source, m, row, values.data());
         quantize_row(format, values.data(), source.in, bytes.data());
         out_.write(bytes);
       }
@@ -164,7 +190,7 @@ class Converter {
       declare(name, Format::f32, {n});
       return;
     }
-    std::vector<float> values = file_.vector(name, n);
+    std::vector<float> values = model_->vector(name, n);
     if (!order.empty()) {
       const std::vector<float> unordered = values;
       for (size_t i = 0; i < values.size(); ++i) values[i] = unordered[static_cast<size_t>(order[i])];
@@ -200,22 +226,31 @@ class Converter {
     if (options_.progress) options_.progress(std::min(done_, total_), total_);
   }
 
-  const Checkpoint& file_;
-  const ConvertOptions& options_;
+  const Checkpoint* model_;
+  ConvertOptions options_;
   Config c_;
   GgufWriter out_;
   ConvertResult result_;
   std::string prefix_;
-  bool declaring_ = true;
+  bool declaring_ = true, permutes_ = false;  // llama's q and k rows, which GGUF files hold permuted already
   size_t done_ = 0, total_ = 0;
 };
 
-}  // namespace
+GgufModelWriter::GgufModelWriter(const Checkpoint& original, const std::filesystem::path& out, const ConvertOptions& options)
+    : impl_(std::make_unique<Impl>(original, out, options)) {}
+GgufModelWriter::~GgufModelWriter() = default;
+void GgufModelWriter::globals(const Checkpoint& model) { impl_->globals(model); }
+void GgufModelWriter::layer(int layer, const Checkpoint& model) { impl_->layer(layer, model); }
+int GgufModelWriter::n_layers() const { return impl_->n_layers(); }
+ConvertResult GgufModelWriter::finish() { return impl_->finish(); }
 
 ConvertResult convert_to_gguf(const Checkpoint& checkpoint, const std::filesystem::path& out, const ConvertOptions& options) {
   if (checkpoint.container() != Checkpoint::Container::safetensors)
     fail("{}: already a GGUF file; convert reads safetensors", checkpoint.name());
-  return Converter(checkpoint, out, options).run();
+  GgufModelWriter writer(checkpoint, out, options);
+  writer.globals(checkpoint);
+  for (int l = 0; l < writer.n_layers(); ++l) writer.layer(l, checkpoint);
+  return writer.finish();
 }
 
 }  // namespace cachalot

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,12 +15,34 @@ namespace cachalot {
 struct ConvertOptions {
   Format format = Format::bf16;  // of matrices: f32, f16, bf16 or q8_0. Norms, biases and routers are f32 whatever this says.
   std::function<void(size_t done_values, size_t total_values)> progress;
+  // For writers of quantized models: the format of each matrix by its GGUF name, in place of `format`; general.file_type when it is not
+  // negative; further string keys.
+  std::function<Format(const std::string& name)> format_of;
+  int file_type = -1;
+  std::vector<std::pair<std::string, std::string>> metadata;
 };
 
 struct ConvertResult {
   int n_tensors = 0;
   size_t bytes = 0;                // of all tensors
   std::vector<std::string> notes;  // what was left out or stored in another format than asked, a line each
+};
+
+// The same piece by piece, for models that come into being layer by layer: globals, then every layer in order, then finish. A matrix that
+// `model` has in the declared format is written as it stands, another one is rounded to nearest. Errors as below.
+class GgufModelWriter {
+ public:
+  // Metadata, tokenizer and shapes come from `original`.
+  GgufModelWriter(const Checkpoint& original, const std::filesystem::path& out, const ConvertOptions& options);
+  ~GgufModelWriter();
+  void globals(const Checkpoint& model);
+  void layer(int layer, const Checkpoint& model);
+  [[nodiscard]] int n_layers() const;
+  ConvertResult finish();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // Throws Error when the checkpoint is no safetensors one, or something in it cannot be expressed; then no file is left behind.

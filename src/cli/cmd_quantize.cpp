@@ -1,0 +1,271 @@
+// cachalot quantize: a smaller model, and a report of what was lost.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "base/error.h"
+#include "cli/backend.h"
+#include "cli/chat_prompt.h"
+#include "cli/commands.h"
+#include "cli/load_tokenizer.h"
+#include "cli/process.h"
+#include "cli/read_file.h"
+#include "cli/run_flags.h"
+#include "io/atomic_file.h"
+#include "quant/gguf_sink.h"
+#include "quant/mix_search.h"
+#include "quant/report.h"
+
+namespace cachalot {
+namespace {
+
+constexpr size_t kMaxText = 1u << 30;  // bytes
+
+struct QuantizeFlags {
+  std::string model, out, type = "q4_k_m", method = "rtn", device = "cpu", report, tokenizer;
+  std::vector<std::string> domains, calibration, evaluation, rules, keep;
+  int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
+  int64_t tokens = 65536;
+  double damping = 0.01, target_bits = 0.0, target_ppl = 0.0;
+  bool force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false, quantized_inputs = false,
+       no_act_order = false, dry_run = false;
+};
+
+Method method_of(const std::string& name) {
+  for (const Method m : {Method::rtn, Method::awq, Method::gptq, Method::awq_gptq})
+    if (name == name_of(m)) return m;
+  fail("--method: found \"{}\", expected rtn, awq, gptq or awq+gptq", printable(name));
+}
+
+std::pair<std::string, std::string> split_at_equals(const std::string& text, const char* flag, const char* expected) {
+  const size_t at = text.find('=');
+  if (at == std::string::npos || at == 0 || at + 1 == text.size()) fail("{}: found \"{}\", expected {}", flag, printable(text), expected);
+  return {text.substr(0, at), text.substr(at + 1)};
+}
+
+Scheme scheme_named(const std::string& name, const char* flag) {
+  const auto scheme = scheme_of_name(name);
+  if (!scheme)
+    fail("{}: found \"{}\", expected a type such as q4_k, q8_0, iq4_nl, bf16, fp8, int4-g128, int8-row-sym", flag, printable(name));
+  return *scheme;
+}
+
+Recipe recipe_of(const QuantizeFlags& flags, const Config& config) {
+  Recipe recipe;
+  recipe.method = method_of(flags.method);
+  recipe.split_kv_b = config.mla;
+  recipe.min_expert_tokens = flags.min_expert_tokens;
+  recipe.all_experts = flags.all_experts;
+  recipe.meet_earlier_errors = !flags.quantized_inputs;
+  recipe.gptq = {.damping = static_cast<float>(flags.damping), .act_order = !flags.no_act_order};
+  for (const std::string& pattern : flags.keep) recipe.rules.push_back({pattern, {Format::bf16}});
+  for (const std::string& rule : flags.rules) {
+    const auto [pattern, type] = split_at_equals(rule, "--rule", "PATTERN=TYPE");
+    recipe.rules.push_back({pattern, scheme_named(type, "--rule")});
+  }
+  if (const auto mix = gguf_mix(flags.type, config, recipe.split_kv_b)) {
+    for (const auto& [name, scheme] : *mix) {  // rules go before the mix
+      const bool ruled =
+          std::any_of(recipe.rules.begin(), recipe.rules.end(), [&](const SchemeRule& r) { return glob_matches(r.pattern, name); });
+      if (!ruled) recipe.exact[name] = scheme;
+    }
+    recipe.scheme = {flags.type.starts_with("q4") ? Format::q4_k : Format::q5_k};
+  } else {
+    recipe.scheme = scheme_named(flags.type, "--type");
+    if (!flags.plain && !is_float(recipe.scheme.format)) {
+      // What is small and what everything passes through is kept finer: shared experts, and leading dense layers beside experts.
+      const Scheme fine{Format::q8_0};
+      if (bits_per_weight(recipe.scheme, 256) < 8.0) {
+        recipe.rules.push_back({"*_shexp.weight", fine});
+        for (int l = 0; config.n_experts > 0 && l < config.first_dense; ++l) recipe.rules.push_back({fmt::format("blk.{}.ffn_*", l), fine});
+        recipe.rules.push_back({"*attn_v_b.weight", fine});
+      }
+      for (const char* name : {"token_embd.weight", "output.weight"}) recipe.rules.push_back({name, {Format::q8_0}});
+    }
+  }
+  return recipe;
+}
+
+CalibrationSet read_texts(const QuantizeFlags& flags, const Tokenizer& tokenizer, const std::string& chat_template, const Config& config,
+                          bool calibrates) {
+  RenderChat render;
+  std::optional<ChatTemplate> parsed;
+  if (flags.chat) {
+    if (chat_template.empty()) fail("--chat: {} has no chat template", flags.model);
+    parsed.emplace(ChatTemplate::parse(chat_template, flags.model));
+    render = [&](const std::string& messages) {
+      return make_chat_prompt(tokenizer, *parsed, nlohmann::ordered_json::parse(messages)).text;
+    };
+  }
+  std::vector<DomainText> texts;
+  const auto add = [&](const std::string& domain, const std::string& file) {
+    texts.push_back({domain, file, documents_of(file, read_input_file(file, kMaxText), render)});
+  };
+  for (const std::string& file : flags.calibration) add(std::filesystem::path(file).stem().string(), file);
+  for (const std::string& domain : flags.domains) {
+    const auto [name, file] = split_at_equals(domain, "--domain", "NAME=FILE");
+    add(name, file);
+  }
+  CalibrationSet set;
+  CalibrationOptions options{.window = flags.window, .tokens = flags.tokens, .held_out_windows = flags.held_out_windows};
+  options.bos_id = tokenizer.bos().value_or(config.bos_id);
+  options.parse_special = flags.chat;
+  if (!flags.evaluation.empty()) options.held_out = 0.0;
+  if (!calibrates) options.min_tokens = 0;
+  set.calibration.window = set.held_out.window = flags.window;
+  if (!texts.empty()) set = make_calibration_set(tokenizer, texts, options);
+  for (const std::string& domain : flags.evaluation) {
+    const auto [name, file] = split_at_equals(domain, "--eval", "NAME=FILE");
+    auto found = std::find_if(set.domains.begin(), set.domains.end(), [&, n = name](const DomainStats& d) { return d.domain == n; });
+    if (found == set.domains.end()) found = set.domains.insert(set.domains.end(), {.domain = name, .file = file});
+    const int before = set.held_out.n_windows();
+    append_windows(set.held_out, tokenizer.encode(read_input_file(file, kMaxText)), static_cast<int>(found - set.domains.begin()),
+                   options.bos_id, flags.held_out_windows);
+    found->held_out += int64_t{set.held_out.n_windows() - before} * flags.window;
+    if (set.held_out.n_windows() == before) fail("{}: fewer tokens than one window of {}", file, flags.window);
+  }
+  return set;
+}
+
+void print_plan(const std::vector<PlannedMatrix>& planned) {
+  std::string out;
+  for (const PlannedMatrix& p : planned)
+    out += fmt::format("{:32} {} x [{}, {}]  {}{}\n", p.matrix.name, p.matrix.n_matrices, p.matrix.out, p.matrix.in, name_of(p.scheme),
+                       p.fell_back() ? fmt::format("  ({} does not divide rows of {})", name_of(p.wanted), p.matrix.in) : "");
+  out += fmt::format("{:.3f} bits a weight, {:.3f} without embedding and head\n", mean_bits(planned, false), mean_bits(planned, true));
+  write_out(out);
+}
+
+int quantize(const QuantizeFlags& flags) {
+  const auto checkpoint = Checkpoint::open(flags.model);
+  const Config config = read_config(*checkpoint);
+  Recipe recipe = recipe_of(flags, config);
+  if (flags.dry_run) {
+    print_plan(plan(recipe, config));
+    return kExitOk;
+  }
+  if (flags.out.empty()) fail("-o: expected a GGUF file to write");
+  if (!flags.force && std::filesystem::exists(flags.out)) fail("{}: is there already; --force replaces it", flags.out);
+  const auto ops = make_ops(flags.device, {.n_threads = flags.threads});
+  if (!ops->host_memory()) fail("--device: quantize runs on the CPU for now");
+  ThreadPool pool(flags.threads);
+  const bool has_text = !flags.calibration.empty() || !flags.domains.empty() || !flags.evaluation.empty();
+  CalibrationSet set;
+  set.calibration.window = set.held_out.window = flags.window;
+  if (has_text) {
+    const Tokenizer tokenizer = flags.tokenizer.empty() ? tokenizer_of(*checkpoint, config.eos_ids) : load_tokenizer(flags.tokenizer);
+    const std::string file = checkpoint->chat_template_file();
+    set = read_texts(flags, tokenizer, file.empty() ? tokenizer.chat_template() : file, config, recipe.method != Method::rtn);
+  }
+  recipe.importance = set.calibration.n_windows() > 0;
+  std::vector<std::string> names;
+  for (const DomainStats& d : set.domains) names.push_back(d.domain);
+  const bool live = !flags.quiet && stderr_is_terminal();
+  const auto progress = [&](int done, int total, const std::string& what) {
+    if (live) fmt::print(stderr, "\r\x1b[Klayer {}/{}: {}", std::min(done + 1, total), total, what);
+  };
+  if (flags.target_bits > 0.0 || flags.target_ppl > 0.0) {
+    MixGoal goal{.bits = flags.target_bits, .ppl_ratio = flags.target_ppl};
+    const MixSearchResult mix = search_mix(*checkpoint, config, *ops, pool, recipe, set, goal, progress);
+    recipe.exact = mix.schemes;
+    if (!flags.quiet)
+      fmt::print(stderr, "{}mix: {:.3f} bits a weight, expected perplexity ratio {:.4f}\n", live ? "\r\x1b[K" : "", mix.bits,
+                 mix.expected_ppl_ratio);
+  }
+  std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
+                                                            {"cachalot.quantize.type", flags.type}};
+  GgufSink sink(*checkpoint, flags.out, gguf_file_type(flags.type), metadata);
+  LayerQuantizer quantizer(*checkpoint, config, *ops, pool, recipe, flags.window);
+  const QuantizeReport report = quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, {&sink},
+                                               {.keep = false, .progress = progress});
+  if (live) fmt::print(stderr, "\r\x1b[K");
+  for (const std::string& note : sink.result().notes) fmt::print(stderr, "note: {}\n", note);
+
+  const ReportContext context{.model = flags.model, .out = flags.out, .type = flags.type, .recipe = recipe, .calibration = set.domains};
+  const std::string json = report_json(report, context).dump(2) + "\n", markdown = report_markdown(report, context);
+  if (!flags.report.empty()) {
+    for (const auto& [ending, text] : {std::pair<const char*, const std::string&>{".json", json}, {".md", markdown}}) {
+      AtomicFile file(flags.report + ending);
+      file.write(text);
+      file.commit();
+    }
+  }
+  if (flags.json)
+    write_out(json);
+  else if (!flags.quiet)
+    write_out(markdown.substr(0, markdown.find("\n## Matrices")) + "\n");
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_quantize_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand("quantize", "Make a model smaller, with a report of what was lost");
+  auto flags = std::make_shared<QuantizeFlags>();
+  command->add_option("-m,--model", flags->model, "Model: a directory or file of safetensors, or a GGUF file")
+      ->type_name("PATH")
+      ->required();
+  command->add_option("-o,--out", flags->out, "GGUF file to write")->type_name("FILE");
+  command
+      ->add_option("--type", flags->type,
+                   "A mix (q4_k_m, q4_k_s, q5_k_m, q5_k_s) or one type: q2_k to q6_k, q4_0 to q8_0, iq4_nl, iq4_xs, f16, bf16")
+      ->type_name("TYPE")
+      ->default_str(flags->type);
+  command->add_option("--method", flags->method, "rtn (round to nearest), awq, gptq or awq+gptq; all but rtn need text")
+      ->type_name("NAME")
+      ->default_str(flags->method);
+  command->add_option("--calib", flags->calibration, "Calibration text, plain or .jsonl; its name is the domain")->type_name("FILE");
+  command->add_option("--domain", flags->domains, "The same with a name for the domain; may be given several times")
+      ->type_name("NAME=FILE");
+  command->add_option("--eval", flags->evaluation, "Text to measure the loss on, in place of the end of the calibration text")
+      ->type_name("NAME=FILE");
+  command->add_flag("--chat", flags->chat, "Apply the model's chat template to the \"messages\" of .jsonl lines");
+  command->add_option("--tokens", flags->tokens, "Calibration tokens, shared evenly among domains")->type_name("N")->default_str("65536");
+  command->add_option("--window", flags->window, "Tokens of a window")
+      ->type_name("N")
+      ->check(number_between(16, 1 << 16))
+      ->default_str("512");
+  command->add_option("--eval-windows", flags->held_out_windows, "Windows of each domain to measure on")
+      ->type_name("N")
+      ->check(number_between(0, 1 << 20))
+      ->default_str("8");
+  command->add_option("--rule", flags->rules, "Another type for the tensors whose GGUF names match; the first match wins")
+      ->type_name("PATTERN=TYPE");
+  command->add_option("--keep", flags->keep, "Tensors to keep in bf16")->type_name("PATTERN");
+  command->add_flag("--plain", flags->plain, "With one type: no finer types for shared experts, leading dense layers, embedding and head");
+  command
+      ->add_option("--target-bits", flags->target_bits, "Search the mix of types: at most so many bits a weight, embedding and head aside")
+      ->type_name("X")
+      ->check(number_between(2, 16));
+  command
+      ->add_option("--target-ppl", flags->target_ppl,
+                   "Search the mix of types: the smallest whose perplexity is at most X times the original's")
+      ->type_name("X")
+      ->check(number_between(1, 10));
+  command->add_option("--damping", flags->damping, "GPTQ: share of the mean diagonal added to it")
+      ->type_name("X")
+      ->check(number_between(1e-6, 1))
+      ->default_str("0.01");
+  command->add_flag("--no-act-order", flags->no_act_order, "GPTQ: columns in their own order");
+  command->add_flag("--quantized-inputs", flags->quantized_inputs, "GPTQ: do not aim at the unquantized model's outputs");
+  command->add_flag("--all-experts", flags->all_experts, "Calibrate every expert on every token, unrouted ones at a small weight");
+  command->add_option("--min-expert-tokens", flags->min_expert_tokens, "An expert with fewer routed tokens is filled up with others'")
+      ->type_name("N")
+      ->check(number_between(0, 1 << 30))
+      ->default_str("256");
+  command->add_option("--report", flags->report, "Write NAME.md and NAME.json")->type_name("NAME");
+  command->add_flag("--dry-run", flags->dry_run, "Print which tensor becomes what, and stop");
+  command->add_option("--tokenizer", flags->tokenizer, "In place of the model's own")->type_name("PATH");
+  command->add_option("-t,--threads", flags->threads, "Threads; 0: one per core")
+      ->type_name("N")
+      ->check(number_between(0, 4096))
+      ->default_str("0");
+  command->add_flag("--json", flags->json, "Print the report as JSON");
+  command->add_flag("--force", flags->force, "Replace a file that is there already");
+  command->add_flag("-q,--quiet", flags->quiet, "Print nothing");
+  command->callback([flags, &context] { context.action = [flags] { return quantize(*flags); }; });
+}
+
+}  // namespace cachalot

@@ -1,0 +1,213 @@
+// Scales and codes of whole matrices.
+#include "quant/matrix_quantizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/float_formats.h"
+#include "tensor/block_codes.h"
+
+namespace cachalot {
+namespace {
+
+struct GroupRange {
+  float scale = 0.0f;
+  int zero = 0;
+};
+
+// The scale and zero point whose codes 0 .. top span [low, high], as AutoAWQ and GPTQ define them; scale is rounded to the stored f16.
+GroupRange range_of(float low, float high, int top, bool symmetric) {
+  GroupRange range;
+  if (symmetric) {
+    const float largest = std::max(std::fabs(low), std::fabs(high));
+    range.scale = f16_to_f32(f32_to_f16(2.0f * largest / static_cast<float>(top)));
+    range.zero = (top + 1) / 2;
+  } else {
+    low = std::min(low, 0.0f);
+    high = std::max(high, 0.0f);
+    range.scale = f16_to_f32(f32_to_f16((high - low) / static_cast<float>(top)));
+    range.zero = range.scale > 0.0f ? static_cast<int>(std::clamp(std::nearbyint(-low / range.scale), 0.0f, static_cast<float>(top))) : 0;
+  }
+  return range;
+}
+
+int code_of(float value, const GroupRange& range, int top) {
+  if (!(range.scale > 0.0f)) return range.zero;
+  const float code = std::nearbyint(value / range.scale) + static_cast<float>(range.zero);
+  return static_cast<int>(std::clamp(code, 0.0f, static_cast<float>(top)));
+}
+
+double group_error(const float* values, const float* importance, int n, const GroupRange& range, int top) {
+  const float inverse = range.scale > 0.0f ? 1.0f / range.scale : 0.0f, zero = static_cast<float>(range.zero);
+  float sum = 0.0f;
+  for (int k = 0; k < n; ++k) {
+    const float code = std::min(std::max(std::nearbyint(values[k] * inverse) + zero, 0.0f), static_cast<float>(top));
+    const float error = values[k] - (code - zero) * range.scale;
+    sum += (importance != nullptr ? importance[k] : 1.0f) * error * error;
+  }
+  return static_cast<double>(sum);
+}
+
+GroupRange search_range(const float* values, const float* importance, int n, int top, bool symmetric, RangeSearch search) {
+  const auto [low_at, high_at] = std::minmax_element(values, values + n);
+  const float low = *low_at, high = *high_at;
+  GroupRange best = range_of(low, high, top, symmetric);
+  if (search == RangeSearch::span) return best;
+  double best_error = group_error(values, importance, n, best, top);
+  constexpr int kSteps = 20;
+  for (int i = 1; i <= kSteps; ++i) {
+    const float shrink = 1.0f - 0.025f * static_cast<float>(i);
+    // Both ends together, then each alone: the far tail is often on one side.
+    for (int side = 0; side < (symmetric ? 1 : 3); ++side) {
+      const GroupRange range = range_of(side == 1 ? low : low * shrink, side == 2 ? high : high * shrink, top, symmetric);
+      const double error = group_error(values, importance, n, range, top);
+      if (error < best_error) {
+        best_error = error;
+        best = range;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+QuantizedStack::QuantizedStack(std::string name, const Scheme& scheme, int n_matrices, int out, int in) : scheme_(scheme) {
+  CACHALOT_CHECK(fits(scheme, in) && n_matrices > 0 && out > 0, "{}: {} for {} of [{}, {}]", name, name_of(scheme), n_matrices, out, in);
+  const bool planar = is_planar(scheme.format), fp8 = scheme.format == Format::fp8_block;
+  if (has_block_codes(scheme.format)) n_codes_ = code_info(scheme.format).n_codes;
+  source_ = {.name = std::move(name), .format = scheme.format, .out = out, .in = in, .group = planar ? group_of(scheme, in) : 0};
+  const auto rows = static_cast<size_t>(out);
+  const size_t data = rows * row_bytes(scheme.format, in), n_groups = planar ? rows * static_cast<size_t>(in / source_.group) : 0;
+  const auto blocks = [](int n) { return static_cast<size_t>((n + kFp8Block - 1) / kFp8Block); };
+  const size_t scales = planar ? n_groups * sizeof(uint16_t) : fp8 ? blocks(out) * blocks(in) * sizeof(float) : 0;
+  const auto n = static_cast<size_t>(n_matrices);
+  memory_ = std::make_shared<std::vector<std::byte>>(n * (data + scales + n_groups));
+  std::byte* at = memory_->data();  // scales first, as they are aligned
+  std::byte* const data_at = at + n * scales;
+  std::byte* const zeros_at = data_at + n * data;
+  for (size_t m = 0; m < n; ++m)
+    source_.matrices.push_back({{data_at + m * data, data}, {at + m * scales, scales}, {zeros_at + m * n_groups, n_groups}});
+  source_.keep_alive.push_back(memory_);
+}
+
+void QuantizedStack::round_planar_row(int m, int row, const float* values, std::span<const float> importance, RangeSearch search) {
+  const WeightBytes& matrix = source_.matrices[static_cast<size_t>(m)];
+  const int group = source_.group, n_groups = source_.in / group, top = (1 << planar_bits(scheme_.format)) - 1;
+  auto* const scales = const_cast<std::byte*>(matrix.scales.data()) + static_cast<size_t>(row * n_groups) * sizeof(uint16_t);
+  auto* const zeros = const_cast<std::byte*>(matrix.zeros.data()) + static_cast<size_t>(row * n_groups);
+  std::vector<uint8_t> codes(static_cast<size_t>(source_.in));
+  for (int g = 0; g < n_groups; ++g) {
+    const float* const from = values + g * group;
+    const GroupRange range =
+        search_range(from, importance.empty() ? nullptr : importance.data() + g * group, group, top, scheme_.symmetric, search);
+    const uint16_t half = f32_to_f16(range.scale);
+    std::memcpy(scales + static_cast<size_t>(g) * sizeof half, &half, sizeof half);
+    zeros[g] = static_cast<std::byte>(range.zero);
+    for (int k = 0; k < group; ++k) codes[static_cast<size_t>(g * group + k)] = static_cast<uint8_t>(code_of(from[k], range, top));
+  }
+  write_codes(m, row, codes.data());
+}
+
+void QuantizedStack::round_to_nearest(int m, std::span<const float> values, std::span<const float> importance, RangeSearch search,
+                                      ThreadPool& pool) {
+  const auto in = static_cast<size_t>(source_.in);
+  CACHALOT_CHECK(values.size() == static_cast<size_t>(source_.out) * in && (importance.empty() || importance.size() == in));
+  const WeightBytes& matrix = source_.matrices[static_cast<size_t>(m)];
+  auto* const data = const_cast<std::byte*>(matrix.data.data());
+  if (scheme_.format == Format::fp8_block) {
+    auto* const scales = reinterpret_cast<float*>(const_cast<std::byte*>(matrix.scales.data()));
+    return quantize_fp8_block(values.data(), source_.out, source_.in, data, scales);
+  }
+  constexpr int kRowsPerTask = 8;
+  const size_t bytes = row_bytes(scheme_.format, source_.in);
+  pool.run((source_.out + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
+    for (int r = task * kRowsPerTask; r < std::min((task + 1) * kRowsPerTask, source_.out); ++r) {
+      const float* const row = values.data() + static_cast<size_t>(r) * in;
+      if (is_planar(scheme_.format))
+        round_planar_row(m, r, row, importance, search);
+      else if (importance.empty())
+        quantize_row(scheme_.format, row, source_.in, data + static_cast<size_t>(r) * bytes);
+      else
+        quantize_row(scheme_.format, row, importance, data + static_cast<size_t>(r) * bytes);
+    }
+  });
+}
+
+MatrixGrid QuantizedStack::grid(int m) const {
+  CACHALOT_CHECK(has_grid(), "{}", name_of(scheme_));
+  const WeightBytes& matrix = source_.matrices[static_cast<size_t>(m)];
+  MatrixGrid grid{.out = source_.out, .in = source_.in};
+  if (is_planar(scheme_.format)) {
+    grid.run = source_.group;
+    grid.n_codes = 1 << planar_bits(scheme_.format);
+    const size_t n = matrix.zeros.size();
+    grid.scale.resize(n);
+    grid.offset.resize(n);
+    for (size_t i = 0; i < n; ++i) {
+      uint16_t half = 0;
+      std::memcpy(&half, matrix.scales.data() + i * sizeof half, sizeof half);
+      grid.scale[i] = f16_to_f32(half);
+      grid.offset[i] = -static_cast<float>(std::to_integer<int>(matrix.zeros[i])) * grid.scale[i];
+    }
+    return grid;
+  }
+  const CodeInfo codes = code_info(scheme_.format);
+  const FormatInfo& block = info(scheme_.format);
+  grid.run = codes.run;
+  grid.n_codes = codes.n_codes;
+  grid.levels = codes.levels;
+  const size_t n_blocks = matrix.data.size() / static_cast<size_t>(block.block_bytes),
+               runs = static_cast<size_t>(block.block_elems / codes.run);
+  grid.scale.resize(n_blocks * runs);
+  grid.offset.resize(n_blocks * runs);
+  for (size_t b = 0; b < n_blocks; ++b)
+    read_block_grid(scheme_.format, matrix.data.data() + b * static_cast<size_t>(block.block_bytes), &grid.scale[b * runs],
+                    &grid.offset[b * runs]);
+  return grid;
+}
+
+void QuantizedStack::write_codes(int m, int row, const uint8_t* codes) {
+  const size_t bytes = row_bytes(scheme_.format, source_.in);
+  auto* to = const_cast<std::byte*>(source_.matrices[static_cast<size_t>(m)].data.data()) + static_cast<size_t>(row) * bytes;
+  if (scheme_.format == Format::int8_planar) {
+    std::memcpy(to, codes, bytes);
+  } else if (scheme_.format == Format::int4_planar) {
+    for (size_t i = 0; i < bytes; ++i) to[i] = static_cast<std::byte>(codes[2 * i] | (codes[2 * i + 1] << 4));
+  } else {
+    const FormatInfo& block = info(scheme_.format);
+    for (int k = 0; k < source_.in; k += block.block_elems, to += block.block_bytes) write_block_codes(scheme_.format, codes + k, to);
+  }
+}
+
+ErrorSums weighted_error(const QuantizedStack& stack, int m, std::span<const float> values, std::span<const float> importance) {
+  const LinearSource& source = stack.source();
+  std::vector<float> row(static_cast<size_t>(source.in));
+  ErrorSums sums;
+  for (int r = 0; r < source.out; ++r) {
+    stack.dequant(m, r, row.data());
+    const float* const want = values.data() + static_cast<size_t>(r) * row.size();
+    for (size_t k = 0; k < row.size(); ++k) {
+      const double weight = importance.empty() ? 1.0 : static_cast<double>(importance[k]), error = want[k] - row[k];
+      sums.error += weight * error * error;
+      sums.size += weight * want[k] * want[k];
+    }
+  }
+  return sums;
+}
+
+std::vector<float> dequant_matrix(const LinearSource& source, int m, ThreadPool& pool) {
+  CACHALOT_CHECK(source.perm.empty(), "{}: columns in another order", source.name);
+  const auto in = static_cast<size_t>(source.in);
+  std::vector<float> out(static_cast<size_t>(source.out) * in);
+  constexpr int kRowsPerTask = 64;
+  pool.run((source.out + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
+    for (int r = task * kRowsPerTask; r < std::min((task + 1) * kRowsPerTask, source.out); ++r)
+      dequant_row(source, m, r, out.data() + static_cast<size_t>(r) * in);
+  });
+  return out;
+}
+
+}  // namespace cachalot
