@@ -38,7 +38,7 @@ struct DomainStats {
   std::string domain, file;
   int64_t documents = 0, duplicates = 0;                  // paragraphs that were dropped
   int64_t bytes = 0, tokens = 0, used = 0, held_out = 0;  // tokens: after deduplication
-  double repeated_pairs = 0.0;                            // share of token pairs that occur more than once
+  double repeated_triples = 0.0;                          // share of runs of three tokens that occur more than once
 };
 
 struct CalibrationSet {

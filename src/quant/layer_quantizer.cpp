@@ -80,10 +80,7 @@ void LayerQuantizer::record(const std::string& name, const ErrorSums& sums, bool
   r.n_weights = p.matrix.n_weights();
   r.error = sums.size > 0.0 ? std::sqrt(std::max(0.0, sums.error) / sums.size) : 0.0;
   r.error_is_of_outputs = of_outputs;
-  r.method = is_float(p.scheme.format) ? "kept"
-             : fed_back                ? name_of(recipe_.method)
-             : recipe_.uses_awq()      ? "awq"
-                                       : "rtn";
+  r.method = is_float(p.scheme.format) ? "kept" : fed_back ? name_of(recipe_.method) : recipe_.uses_awq() ? "awq" : "rtn";
   if (const auto found = notes_.find(name); found != notes_.end()) r.notes.push_back(found->second);
   if (p.fell_back())
     r.notes.push_back(fmt::format("rows of {} do not divide for {}: {} instead", p.matrix.in, name_of(p.wanted), name_of(p.scheme)));

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 
@@ -130,6 +131,7 @@ QuantizeReport quantize_model(LayerQuantizer& quantizer, const Checkpoint& base,
     if (measures || follows_original) walk.ffn(base, l, {&original, &held_out_original});
     if (measures || calibrates) walk.ffn(quantizer.quantized(), l, {&moved, &held_out});
     for (QuantizeSink* sink : sinks) sink->layer(l, quantizer.quantized());
+    report.peak_anonymous_bytes = std::max(report.peak_anonymous_bytes, process_status("RssAnon:"));
     if (!options.keep) quantizer.drop_layer(l);
     page_out(base, "blk." + std::to_string(l) + ".");
     report.layer_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
@@ -152,7 +154,6 @@ QuantizeReport quantize_model(LayerQuantizer& quantizer, const Checkpoint& base,
   for (const PlannedMatrix& p : quantizer.planned())
     report.bytes += static_cast<int64_t>(static_cast<double>(p.matrix.n_weights()) * bits_per_weight(p.scheme, p.matrix.in) / 8.0);
   report.peak_resident_bytes = process_status("VmHWM:");
-  report.peak_anonymous_bytes = process_status("RssAnon:");
   report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return report;
 }

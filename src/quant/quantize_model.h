@@ -37,7 +37,8 @@ struct QuantizeReport {
   double bits_per_weight = 0.0, bits_per_linear_weight = 0.0;  // of all matrices; without embedding and head
   int64_t bytes = 0;                                           // of all matrices
   std::vector<DomainLoss> domains;                             // held-out text; the last entry, "all", is over all of it
-  int64_t peak_resident_bytes = 0, peak_anonymous_bytes = 0;   // of this process so far, mapped files included, and without them
+  int64_t peak_resident_bytes = 0,
+          peak_anonymous_bytes = 0;  // of this process, mapped files included; and without them, at the ends of layers
   int64_t calibration_tokens = 0, held_out_tokens = 0;
 };
 

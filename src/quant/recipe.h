@@ -29,11 +29,12 @@ struct Recipe {
   RangeSearch search = RangeSearch::fit;  // of planar groups
   bool importance = true;                 // weigh errors of block formats by the inputs' mean squares
   GptqOptions gptq;
-  bool meet_earlier_errors = true;  // AWQ, GPTQ: aim at the unquantized model's outputs, on the inputs that the quantized layers before give
-  bool split_kv_b = false;          // GGUF: kv_b as transposed per-head k_b, kept at 8 bits or more, and v_b
-  int min_expert_tokens = 256;      // an expert that fewer calibration tokens reach is starved: others fill it up
-  bool all_experts = false;         // calibrate every expert on every token
-  float unrouted_weight = 0.1f;     // of tokens that an expert would not see, as a share of the mean routing weight
+  bool meet_earlier_errors =
+      true;                      // AWQ, GPTQ: aim at the unquantized model's outputs, on the inputs that the quantized layers before give
+  bool split_kv_b = false;       // GGUF: kv_b as transposed per-head k_b, kept at 8 bits or more, and v_b
+  int min_expert_tokens = 256;   // an expert that fewer calibration tokens reach is starved: others fill it up
+  bool all_experts = false;      // calibrate every expert on every token
+  float unrouted_weight = 0.1f;  // of tokens that an expert would not see, as a share of the mean routing weight
 
   [[nodiscard]] bool uses_gptq() const { return method == Method::gptq || method == Method::awq_gptq; }
   [[nodiscard]] bool uses_awq() const { return method == Method::awq || method == Method::awq_gptq; }

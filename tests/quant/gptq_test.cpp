@@ -1,0 +1,204 @@
+// Linear algebra of the quantizers, GPTQ's codes against the plain definition, and what the methods promise on one matrix.
+#include "quant/gptq.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "cpu/cpu_ops.h"
+#include "quant/awq.h"
+#include "support/support.h"
+
+namespace cachalot::test {
+namespace {
+
+// Correlated inputs [rows, n], some channels larger than others.
+std::vector<float> inputs(int rows, int n, uint64_t seed) {
+  const std::vector<float> base = random_floats(static_cast<size_t>(rows) * static_cast<size_t>(n), seed);
+  std::vector<float> x(base.size());
+  for (int r = 0; r < rows; ++r) {
+    const float* const row = base.data() + static_cast<size_t>(r) * static_cast<size_t>(n);
+    for (int k = 0; k < n; ++k) {
+      const float size = k % 7 == 0 ? 4.0f : 1.0f;
+      x[static_cast<size_t>(r) * static_cast<size_t>(n) + static_cast<size_t>(k)] =
+          size * (row[k] + 0.8f * row[(k + 1) % n] + 0.5f * row[0]);
+    }
+  }
+  return x;
+}
+
+View view(std::vector<float>& values, int rows, int cols) { return View::matrix(values.data(), DType::f32, rows, cols); }
+
+struct Fixture {
+  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2});
+  ThreadPool pool{2};
+  int n = 128, out = 24, rows = 600;
+  std::vector<float> x = inputs(rows, n, 1), w = random_floats(static_cast<size_t>(out) * static_cast<size_t>(n), 2, 0.05f);
+  Moments moments{n, true, true};
+  Fixture() { moments.add(*ops, view(x, rows, n), nullptr, view(x, rows, n)); }
+
+  // Squared error of the outputs.
+  double error(const QuantizedStack& stack) {
+    std::vector<float> row(static_cast<size_t>(n));
+    double sum = 0.0;
+    for (int o = 0; o < out; ++o) {
+      stack.dequant(0, o, row.data());
+      for (int t = 0; t < rows; ++t) {
+        double d = 0.0;
+        for (int k = 0; k < n; ++k)
+          d += static_cast<double>(x[static_cast<size_t>(t * n + k)]) * (w[static_cast<size_t>(o * n + k)] - row[static_cast<size_t>(k)]);
+        sum += d * d;
+      }
+    }
+    return sum;
+  }
+};
+
+TEST(Moments, AreSumsOverWeightedRows) {
+  Fixture f;
+  std::vector<float> x = random_floats(50 * 12, 7), weight = random_floats(50, 8);
+  Moments m(12, true, false);
+  m.add(*f.ops, view(x, 30, 12), weight.data());
+  m.add(*f.ops, view(x, 50, 12).rows(30, 20), weight.data() + 30);
+  for (int i = 0; i < 12; ++i)
+    for (int j = 0; j < 12; ++j) {
+      double want = 0.0;
+      for (int t = 0; t < 50; ++t) {
+        const auto at = static_cast<size_t>(t);
+        want += static_cast<double>(weight[at]) * weight[at] * x[at * 12 + static_cast<size_t>(i)] * x[at * 12 + static_cast<size_t>(j)];
+      }
+      EXPECT_NEAR(m.gram[static_cast<size_t>(i * 12 + j)], want, 1e-3);
+      if (i == j) {
+        EXPECT_NEAR(m.square[static_cast<size_t>(i)], want, 1e-3);
+      }
+    }
+  EXPECT_EQ(m.tokens, 50);
+}
+
+TEST(Cholesky, FactorsAndRefuses) {
+  Fixture f;
+  std::vector<float> a = f.moments.gram;
+  for (int k = 0; k < f.n; ++k) a[static_cast<size_t>(k * f.n + k)] *= 1.01f;
+  const std::vector<float> before = a;
+  ASSERT_TRUE(cholesky(*f.ops, a, f.n));
+  for (int i = 0; i < f.n; i += 13)
+    for (int j = 0; j < f.n; j += 11) {
+      double sum = 0.0;
+      for (int k = 0; k < f.n; ++k) sum += static_cast<double>(a[static_cast<size_t>(i * f.n + k)]) * a[static_cast<size_t>(j * f.n + k)];
+      EXPECT_NEAR(sum, before[static_cast<size_t>(i * f.n + j)], 1e-3 * before[0]);
+    }
+  std::vector<float> negative = before;
+  negative[static_cast<size_t>(70 * f.n + 70)] = -1.0f;
+  EXPECT_FALSE(cholesky(*f.ops, negative, f.n));
+}
+
+// The original formulation: after each column the rest of the weights moves by the inverse of what is left of the Gram matrix.
+TEST(Gptq, ChoosesTheCodesOfTheOriginalFormulation) {
+  Fixture f;
+  const int n = 32, out = 6;
+  std::vector<float> x = inputs(400, n, 3), w = random_floats(static_cast<size_t>(out * n), 4, 0.05f);
+  Moments m(n, true, false);
+  m.add(*f.ops, view(x, 400, n), nullptr);
+  QuantizedStack stack("w", {Format::int4_planar, 32, false}, 1, out, n);
+  stack.round_to_nearest(0, w, {}, RangeSearch::span, f.pool);
+  const MatrixGrid grid = stack.grid(0);
+  ErrorFeedback(*f.ops, m, {.damping = 0.01f, .act_order = false}).choose_codes(stack, 0, w, f.pool);
+
+  double mean = 0.0;
+  for (int k = 0; k < n; ++k) mean += m.gram[static_cast<size_t>(k * n + k)] / n;
+  int differing = 0;
+  for (int o = 0; o < out; ++o) {
+    std::vector<double> row(w.begin() + o * n, w.begin() + (o + 1) * n), left(static_cast<size_t>(n * n));
+    for (int i = 0; i < n * n; ++i) left[static_cast<size_t>(i)] = m.gram[static_cast<size_t>(i)] + (i % (n + 1) == 0 ? 0.01 * mean : 0.0);
+    std::vector<float> got(static_cast<size_t>(n));
+    stack.dequant(0, o, got.data());
+    for (int k = 0; k < n; ++k) {
+      // Inverse of the Gram matrix of columns k.. by Gauss-Jordan.
+      const int size = n - k;
+      std::vector<double> a(static_cast<size_t>(size * 2 * size));
+      for (int i = 0; i < size; ++i) {
+        for (int j = 0; j < size; ++j) a[static_cast<size_t>(i * 2 * size + j)] = left[static_cast<size_t>((k + i) * n + k + j)];
+        a[static_cast<size_t>(i * 2 * size + size + i)] = 1.0;
+      }
+      for (int p = 0; p < size; ++p) {
+        const double pivot = a[static_cast<size_t>(p * 2 * size + p)];
+        for (int j = 0; j < 2 * size; ++j) a[static_cast<size_t>(p * 2 * size + j)] /= pivot;
+        for (int i = 0; i < size; ++i) {
+          const double factor = a[static_cast<size_t>(i * 2 * size + p)];
+          if (i == p) continue;
+          for (int j = 0; j < 2 * size; ++j) a[static_cast<size_t>(i * 2 * size + j)] -= factor * a[static_cast<size_t>(p * 2 * size + j)];
+        }
+      }
+      const auto inverse = [&](int i, int j) { return a[static_cast<size_t>(i * 2 * size + size + j)]; };
+      const double scale = grid.scale[static_cast<size_t>(o)], offset = grid.offset[static_cast<size_t>(o)];
+      const double code = std::clamp(std::nearbyint((row[static_cast<size_t>(k)] - offset) / scale), 0.0, 15.0),
+                   value = code * scale + offset;
+      differing += std::fabs(value - got[static_cast<size_t>(k)]) > 0.5 * scale ? 1 : 0;
+      const double step = (row[static_cast<size_t>(k)] - value) / inverse(0, 0);
+      for (int j = 0; j < size; ++j) row[static_cast<size_t>(k + j)] -= step * inverse(0, j);
+    }
+  }
+  EXPECT_LE(differing, 2) << "of " << out * n << " codes; one tie in f32 may change what follows it";
+}
+
+TEST(Gptq, LeavesFarLessOutputErrorThanRounding) {
+  Fixture f;
+  for (const Scheme& scheme : {Scheme{Format::int4_planar, 128, false}, Scheme{Format::int4_planar, 32, true}, Scheme{Format::q4_0},
+                               Scheme{Format::iq4_nl}, Scheme{Format::q5_1}, Scheme{Format::int8_planar, 0, false}}) {
+    QuantizedStack rounded("w", scheme, 1, f.out, f.n), fed("w", scheme, 1, f.out, f.n);
+    rounded.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
+    fed.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
+    ErrorFeedback(*f.ops, f.moments, {}).choose_codes(fed, 0, f.w, f.pool);
+    EXPECT_LT(f.error(fed), 0.5 * f.error(rounded)) << name_of(scheme);
+  }
+}
+
+TEST(Gptq, MeetsEarlierErrors) {
+  Fixture f;
+  // Inputs as a layer before would spoil them; the moved weights give the original outputs on them more closely.
+  std::vector<float> spoiled = f.x;
+  const std::vector<float> noise = random_floats(spoiled.size(), 9, 0.3f);
+  for (size_t i = 0; i < spoiled.size(); ++i) spoiled[i] = 0.9f * spoiled[i] + noise[i];
+  Moments m(f.n, true, true);
+  m.add(*f.ops, view(spoiled, f.rows, f.n), nullptr, view(f.x, f.rows, f.n));
+  std::vector<float> moved = f.w;
+  ErrorFeedback(*f.ops, m, {}).meet_earlier_errors(*f.ops, m, moved, f.out, f.pool);
+  const auto distance = [&](const std::vector<float>& weights) {
+    double sum = 0.0;
+    for (int o = 0; o < f.out; ++o)
+      for (int t = 0; t < f.rows; ++t) {
+        double d = 0.0;
+        for (int k = 0; k < f.n; ++k) {
+          const auto at = static_cast<size_t>(t * f.n + k), to = static_cast<size_t>(o * f.n + k);
+          d += static_cast<double>(f.x[at]) * f.w[to] - static_cast<double>(spoiled[at]) * weights[to];
+        }
+        sum += d * d;
+      }
+    return sum;
+  };
+  EXPECT_LT(distance(moved), 0.6 * distance(f.w));
+  // Nothing spoiled, nothing moved.
+  std::vector<float> still = f.w;
+  ErrorFeedback(*f.ops, f.moments, {}).meet_earlier_errors(*f.ops, f.moments, still, f.out, f.pool);
+  for (size_t i = 0; i < still.size(); ++i) EXPECT_NEAR(still[i], f.w[i], 1e-6f);
+}
+
+TEST(Awq, ScalesAreSaneWithDeadAndHugeChannels) {
+  Fixture f;
+  std::vector<float> x = f.x;
+  for (int t = 0; t < f.rows; ++t) {
+    x[static_cast<size_t>(t * f.n + 3)] = 0.0f;
+    x[static_cast<size_t>(t * f.n + 5)] *= 6e4f;
+  }
+  Moments m(f.n, true, false);
+  m.add(*f.ops, view(x, f.rows, f.n), nullptr);
+  const AwqMatrix matrix{.values = f.w, .out = f.out, .scheme = {Format::int4_planar, 128, false}};
+  const AwqScale scale = search_awq_scale(*f.ops, f.pool, m, {&matrix, 1}, RangeSearch::fit);
+  EXPECT_EQ(scale.scale[3], 1.0f);
+  for (const float s : scale.scale) EXPECT_TRUE(std::isfinite(s) && s > 0.0f);
+  EXPECT_LT(scale.error_with, 0.5 * scale.error_without);
+}
+
+}  // namespace
+}  // namespace cachalot::test
