@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "cli/backend.h"
-#include "cli/chat_prompt.h"
 #include "cli/commands.h"
 #include "cli/load_tokenizer.h"
 #include "cli/process.h"
@@ -17,6 +16,7 @@
 #include "quant/gguf_sink.h"
 #include "quant/mix_search.h"
 #include "quant/report.h"
+#include "text/chat_prompt.h"
 
 namespace cachalot {
 namespace {
