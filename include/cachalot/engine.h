@@ -130,7 +130,7 @@ struct EngineOptions {
   double swap_bytes = 0.0;          // host memory for the KV pages of requests that lost their place; 0: they are always computed again
   std::string kv_cache_dtype = "auto";
   bool prefix_cache = true;
-  bool batch_invariant = false;     // a request's tokens do not depend on what runs beside it, nor on chunking and cache hits
+  bool batch_invariant = false;     // a request's tokens do not depend on what runs beside it, nor on chunking and cache hits; CPU only
   std::string speculation = "off";  // off, ngram, mtp
   int max_draft_tokens = 4;
   ClassTargets targets[kPriorities];

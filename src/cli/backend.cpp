@@ -24,8 +24,12 @@ int cuda_index(std::string_view device) {
 
 std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& options) {
   if (device == "ref") return make_ref_ops();
-  if (device == "cpu") return make_cpu_ops({.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa});
-  if (const int index = cuda_index(device); index >= 0) return make_cuda_ops({.device = index});
+  if (device == "cpu")
+    return make_cpu_ops(
+        {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .bf16_prompts = !options.batch_invariant});
+  const int index = cuda_index(device);
+  if (index >= 0 && options.batch_invariant) fail("{}: batch-invariant results are only to be had on the CPU", printable(device));
+  if (index >= 0) return make_cuda_ops({.device = index});
   fail("--device: found \"{}\", expected cpu, cuda, cuda:N or ref", printable(device));
 }
 

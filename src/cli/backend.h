@@ -15,6 +15,8 @@ struct BackendOptions {
   int n_threads = 0;  // 0: one per physical core
   bool pin = false;   // a CPU of its own for each worker
   Numa numa = Numa::none;
+  // Of all: only kernels that give a row the same bits whatever rows come with it; Error where there are none.
+  bool batch_invariant = false;
 };
 
 // device: "ref" (the slow reference), "cpu", "cuda" or "cuda:N". Throws Error for another text, and for a device that this build or this

@@ -93,7 +93,9 @@ int serve(const ServeFlags& flags) {
   const SignalThread signal_thread(server, loaded);
   server.start();
   if (!flags.quiet) fmt::print(stderr, "cachalot: loading {}; listening on {}\n", flags.model.model, server.address());
-  model = std::make_shared<LoadedModel>(load_model(flags.model.options()));
+  ModelOptions load = flags.model.options();
+  load.batch_invariant = flags.batch_invariant;
+  model = std::make_shared<LoadedModel>(load_model(load));
   engine = make_engine(model, engine_options(flags));
   server.serve(make_service(flags, *model, *engine));
   loaded = true;

@@ -38,7 +38,10 @@ LoadedModel load_model(const ModelOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   LoadedModel model;
   model.path = options.path;
-  model.ops = make_ops(options.device, {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa});
+  model.ops =
+      make_ops(options.device,
+               {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .batch_invariant = options.batch_invariant});
+  model.batch_invariant = options.batch_invariant;
   const auto checkpoint = Checkpoint::open(options.path);
   model.config = read_config(*checkpoint);
   model.max_context = choose_context(options, model.config);

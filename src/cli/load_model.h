@@ -20,7 +20,8 @@ struct ModelOptions {
   int n_threads = 0;  // 0: one per physical core
   bool pin = false;   // as in BackendOptions
   Numa numa = Numa::none;
-  int max_context = 0;  // tokens; 0: the smaller of kDefaultContext and the model's own limit
+  bool batch_invariant = false;  // as in BackendOptions
+  int max_context = 0;           // tokens; 0: the smaller of kDefaultContext and the model's own limit
   bool needs_tokenizer = true;
   bool show_progress = true;                                                    // a bar on stderr, when that is a terminal
   std::function<void(std::span<const LinearSource>, const Linear&)> on_linear;  // told of each weight that was loaded
@@ -38,6 +39,7 @@ struct LoadedModel {
   std::string chat_template_name;      // where it came from, for messages
   std::string generation_config_json;  // empty when the model has none
   int max_context = 0;                 // tokens
+  bool batch_invariant = false;
   double load_seconds = 0.0;
 };
 
