@@ -28,12 +28,25 @@ namespace {
 
 double steady_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
+CoreOptions::Speculation speculation_of(const EngineOptions& options) {
+  using Speculation = CoreOptions::Speculation;
+  if (options.max_draft_tokens < 1 || options.max_draft_tokens > 32)
+    fail("engine: found {} guessed tokens at most, expected 1 to 32", options.max_draft_tokens);
+  if (options.speculation == "off") return Speculation::off;
+  if (options.speculation == "ngram") return Speculation::ngram;
+  if (options.speculation == "mtp") return Speculation::mtp;
+  fail("engine: speculation \"{}\" is unknown, expected off, ngram or mtp", printable(options.speculation));
+}
+
 class ThreadedEngine final : public Engine {
  public:
   ThreadedEngine(std::unique_ptr<StepModel> model, const EngineOptions& options, std::shared_ptr<void> owner)
       : owner_(std::move(owner)),
         core_(std::move(model),
-              {.prefix_cache = options.prefix_cache, .targets = {options.targets[0], options.targets[1], options.targets[2]}},
+              {.prefix_cache = options.prefix_cache,
+               .targets = {options.targets[0], options.targets[1], options.targets[2]},
+               .speculation = speculation_of(options),
+               .max_draft_tokens = options.max_draft_tokens},
               steady_seconds) {
     for (size_t c = 0; c < kPriorities; ++c) max_waiting_[c] = options.targets[c].max_waiting;
     snapshot_ = core_.stats();
@@ -178,12 +191,14 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
   DecoderModelOptions m;
   if (options.max_requests < 1 || options.max_step_tokens < 1)
     fail("engine: found {} requests and {} rows of a step, expected 1 or more", options.max_requests, options.max_step_tokens);
-  if (options.speculation != "off") fail("engine: speculation \"{}\" is not available, expected off", printable(options.speculation));
+  (void)speculation_of(options);
   m.max_context = options.max_context > 0 ? options.max_context : std::min(kDefaultContext, decoder.max_positions());
   if (m.max_context > decoder.max_positions())
     fail("engine: found a context of {}, expected at most {} tokens", m.max_context, decoder.max_positions());
   m.max_requests = options.max_requests;
   m.max_step_tokens = std::max(options.max_step_tokens, options.max_requests);
+  if (speculation_of(options) != CoreOptions::Speculation::off)
+    m.max_scored_rows = std::max(m.max_scored_rows, options.max_requests * options.max_draft_tokens);
   m.block_tokens = options.block_tokens;
   m.kv_format = kv_format_of(options.kv_cache_dtype, ops);
   // The absorbed form gives a row the same sums whatever chunk it came in.

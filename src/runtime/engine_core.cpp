@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "runtime/ngram.h"
 
 namespace cachalot {
 
@@ -18,7 +19,17 @@ struct EngineCore::Live : Task {
   std::vector<TokenBias> early_bias;  // the request's, and that no end token may come: before min_tokens
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   RequestUsage usage;
+  NgramGuesser ngrams;
+  int guess = -1;         // the prediction layer's
+  double hit_rate = 0.6;  // of recent guesses that were looked at
+  int unguessed = 0;      // tokens drawn since the last guess
+  bool on_track = false;  // within a step: all guesses so far were right
+  int n_verified = 0;     // rows of this step that belong to the text
 
+  // Whether a token's parameters are known before the token before it is.
+  [[nodiscard]] bool can_speculate() const {
+    return !counts_tokens() && !request.constraint && !scores_prompt && usage.n_output >= request.min_tokens;
+  }
   [[nodiscard]] bool counts_tokens() const {
     const SamplingOptions& s = request.sampling;
     return s.repetition != 1.0f || s.presence != 0.0f || s.frequency != 0.0f;
@@ -119,6 +130,7 @@ void EngineCore::step() {
     flush();
     return;
   }
+  if (options_.speculation != CoreOptions::Speculation::off) propose_drafts();
   const StepPlan& plan = scheduler_.plan(now);
   CACHALOT_CHECK(!plan.items.empty(), "{} requests wait, {} run, and none moves", scheduler_.n_waiting(), scheduler_.n_running());
   if (options_.check_invariants) scheduler_.check_invariants();
@@ -133,6 +145,7 @@ void EngineCore::step() {
 
 void EngineCore::run(const StepPlan& plan, double now) {
   items_.clear();
+  spans_.clear();
   in_step_.clear();
   rows_.clear();
   params_.clear();
@@ -144,23 +157,106 @@ void EngineCore::run(const StepPlan& plan, double now) {
   flush();  // of the step before, when the model runs ahead
   sampled_.assign(params_.size(), {});
   model_->finish(params_, sampled_);
+  forget_drafts();
 
   const double after = clock_();
   scheduler_.commit(after - now);
-  for (size_t r = 0; r < rows_.size(); ++r)
-    if (!rows_[r].live->ended) take_row(*rows_[r].live, rows_[r].position, std::move(sampled_[r]), after);
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    Live& live = *rows_[r].live;
+    if (live.ended) continue;
+    if (rows_[r].ahead > 0) {
+      const int guessed = live.draft[static_cast<size_t>(rows_[r].ahead) - 1];
+      if (!live.on_track) continue;
+      live.on_track = live.sequence.tokens.back() == guessed;
+      live.hit_rate += 0.1 * ((live.on_track ? 1.0 : 0.0) - live.hit_rate);
+      if (!live.on_track) continue;
+      ++live.sequence.n_computed;  // the guess's own row is right
+      ++live.n_verified;
+      ++live.usage.n_accepted;
+      ++stats_.accepted_tokens;
+    }
+    take_row(live, rows_[r].position, std::move(sampled_[r]), after);
+  }
+  if (model_->guesses()) learn_guesses();
+}
+
+// How many tokens to guess for each request that generates: the n-th guess is right with a probability of hit_rate^n, and costs a row.
+void EngineCore::propose_drafts() {
+  constexpr int kProbe = 32;  // tokens after which guessing is tried again
+  const Pace& pace = scheduler_.pace();
+  const int n_running = std::max(1, scheduler_.n_running());
+  const double token_seconds = pace.decode_seconds() / n_running;  // what a token costs without guessing
+  for (auto& [id, owned] : live_) {
+    (void)id;
+    Live& live = *owned;
+    live.draft.clear();
+    if (live.state != Task::State::running || live.n_left() != 1 || live.n_output() == 0 || !live.can_speculate()) continue;
+    int n = 0;
+    for (double worth = live.hit_rate * token_seconds; n < options_.max_draft_tokens && worth >= pace.row_seconds(); worth *= live.hit_rate)
+      ++n;
+    if (n == 0 && live.unguessed >= kProbe) n = 1;
+    if (n == 0) continue;
+    if (options_.speculation == CoreOptions::Speculation::ngram)
+      live.draft = live.ngrams.guess(live.sequence.tokens, n);
+    else if (live.guess >= 0)
+      live.draft.assign(1, live.guess);
+  }
+}
+
+// Takes the guesses out of the texts again; those that prove right come back one by one.
+void EngineCore::forget_drafts() {
+  for (size_t i = 0; i < items_.size(); ++i) {
+    Live& live = *in_step_[i];
+    live.n_verified = items_[i].n_new - spans_[i].n_draft;
+    if (spans_[i].n_draft == 0) continue;
+    live.sequence.n_computed = spans_[i].first + 1;
+    live.sequence.tokens.resize(static_cast<size_t>(spans_[i].first) + 1);
+  }
+}
+
+// The prediction layer sees every row, so that its own cache has no holes.
+void EngineCore::learn_guesses() {
+  guess_items_.clear();
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const Live& live = *in_step_[i];
+    // Of a request that ended, what its last token would be followed by is of no interest; its rows may still serve others.
+    const bool known = live.sequence.n_tokens() > spans_[i].first + live.n_verified;
+    guess_items_.push_back(
+        {known ? live.n_verified : live.n_verified - 1, known && !live.ended && live.n_output() > 0 && live.can_speculate()});
+  }
+  guesses_.assign(items_.size(), -1);
+  model_->guess(guess_items_, guesses_);
+  for (size_t i = 0; i < items_.size(); ++i) in_step_[i]->guess = guesses_[i];
 }
 
 void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {
-  const Sequence& s = live.sequence;
+  Sequence& s = live.sequence;
   const int begin = s.n_computed, end = begin + item.n_new;
+  const int n_draft = item.is_prompt ? 0 : item.n_new - 1;
+  spans_.push_back({begin, n_draft});
+  in_step_.push_back(&live);
+  if (n_draft > 0) {
+    live.draft.resize(static_cast<size_t>(n_draft));
+    s.tokens.insert(s.tokens.end(), live.draft.begin(), live.draft.end());
+    items_.push_back({&s, item.n_new, WantLogits::all});
+    live.on_track = true;
+    live.unguessed = 0;
+    live.usage.n_drafted += n_draft;
+    stats_.drafted_tokens += n_draft;
+    for (int i = 0; i <= n_draft; ++i) {
+      rows_.push_back({&live, begin + i, i});
+      params_.push_back(params_of(live, i));
+    }
+    return;
+  }
+  live.draft.clear();
+  if (!item.is_prompt) ++live.unguessed;
   const WantLogits want = live.scores_prompt ? WantLogits::all : end == s.n_tokens() ? WantLogits::last : WantLogits::none;
   items_.push_back({&live.sequence, item.n_new, want});
-  in_step_.push_back(&live);
   for (int p = want == WantLogits::all ? begin : want == WantLogits::last ? end - 1 : end; p < end; ++p) {
-    rows_.push_back({&live, p});
+    rows_.push_back({&live, p, 0});
     if (p == s.n_tokens() - 1) {
-      params_.push_back(params_of(live));
+      params_.push_back(params_of(live, 0));
     } else {
       // The draw is forced to the token that does come next, for its log probability.
       scored_.push_back({s.tokens[static_cast<size_t>(p) + 1], std::numeric_limits<float>::infinity()});
@@ -169,7 +265,8 @@ void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {
   }
 }
 
-SampleParams EngineCore::params_of(Live& live) const {
+// Of the draw `ahead` tokens behind the next one.
+SampleParams EngineCore::params_of(Live& live, int ahead) const {
   const SamplingOptions& s = live.request.sampling;
   SampleParams p{.temperature = s.temperature,
                  .top_k = s.top_k,
@@ -179,7 +276,7 @@ SampleParams EngineCore::params_of(Live& live) const {
                  .presence = s.presence,
                  .frequency = s.frequency,
                  .seed = s.seed,
-                 .step = static_cast<uint64_t>(live.n_output()),
+                 .step = static_cast<uint64_t>(live.usage.n_output + ahead),
                  .history = live.history,
                  .bias = live.n_output() < live.request.min_tokens ? live.early_bias : s.bias,
                  .n_logprobs = s.n_logprobs};

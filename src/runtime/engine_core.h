@@ -18,6 +18,9 @@ namespace cachalot {
 struct CoreOptions {
   bool prefix_cache = true;
   ClassTargets targets[kPriorities];
+  enum class Speculation : uint8_t { off, ngram, mtp };
+  Speculation speculation = Speculation::off;
+  int max_draft_tokens = 4;
   double ageing_seconds = 20.0, ageing_quantum = 1.0;
   bool check_invariants = false;  // in every step: slow
 };
@@ -60,8 +63,11 @@ class EngineCore {
 
   void expire(double now);
   void run(const StepPlan& plan, double now);
+  void propose_drafts();
   void want_rows(Live& live, const StepPlan::Item& item);
-  [[nodiscard]] SampleParams params_of(Live& live) const;
+  void forget_drafts();
+  void learn_guesses();
+  [[nodiscard]] SampleParams params_of(Live& live, int ahead) const;
   void take_row(Live& live, int position, Sampled sampled, double now);
   void take_token(Live& live, Sampled sampled, double now);
   void end(Live& live, TokenEvent event, FinishReason reason, double now);
@@ -87,8 +93,15 @@ class EngineCore {
   struct Row {
     Live* live;
     int position;  // of the row; its logits are about the token after it
+    int ahead;     // guessed tokens between the text's last one and this row, itself included
   };
   std::vector<StepItem> items_;
+  struct Span {
+    int first = 0, n_draft = 0;  // position of the first row; guesses among the rows
+  };
+  std::vector<Span> spans_;  // one per item
+  std::vector<StepModel::GuessItem> guess_items_;
+  std::vector<int> guesses_;
   std::vector<Live*> in_step_;
   std::vector<Row> rows_;
   std::vector<SampleParams> params_;

@@ -42,6 +42,7 @@ struct Task {
   bool use_prefix_cache = true;
   bool scores_prompt = false;  // the logits of all rows are wanted; the owner clears it once it has those of the prompt
   std::string salt;
+  std::vector<int> draft;  // guesses of the tokens behind the last one; a step may run them too
 
   // Set by the scheduler.
   enum class State : uint8_t { outside, waiting, running };
@@ -71,12 +72,13 @@ struct PageCopy {
 struct StepPlan {
   struct Item {
     Task* task = nullptr;
-    int n_new = 0;           // the task's next rows
+    int n_new = 0;           // the task's next rows; when it generates: its last token, and some of its draft
     bool is_prompt = false;  // not its last row alone
   };
   std::vector<Item> items;
   std::vector<PageCopy> copies;
   int n_decode_rows = 0, n_prompt_rows = 0;
+  int n_draft_rows = 0;  // of the first
 };
 
 class Scheduler {
@@ -143,6 +145,7 @@ class Scheduler {
   void leave(Task& task);  // waiting queue or running list
 
   void plan_decodes(double now);
+  void plan_drafts();
   void plan_prompts(double now);
   [[nodiscard]] int prompt_rows_beside_decodes(Priority priority) const;
   bool take_pages(Task& task, int n_new, double now);

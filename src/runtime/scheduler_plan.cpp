@@ -21,7 +21,7 @@ const StepPlan& Scheduler::plan(double now) {
   CACHALOT_CHECK(!plan_is_open_, "the step before is not committed");
   plan_.items.clear();
   plan_.copies.clear();
-  plan_.n_decode_rows = plan_.n_prompt_rows = 0;
+  plan_.n_decode_rows = plan_.n_prompt_rows = plan_.n_draft_rows = 0;
   if (n_waiting_ > 0) admit(now);
   order_ = running_;
   plan_decodes(now);
@@ -65,6 +65,26 @@ void Scheduler::plan_decodes(double now) {
     plan_.items.push_back({task, 1, false});
     ++plan_.n_decode_rows;
   }
+  plan_drafts();
+}
+
+// Guesses take what is left of rows and free pages: nobody yields for them.
+void Scheduler::plan_drafts() {
+  int rows = options_.max_step_tokens - plan_.n_decode_rows, scored = options_.max_scored_rows;
+  for (StepPlan::Item& item : plan_.items) {
+    Sequence& s = item.task->sequence;
+    // The last token of an answer needs no guess behind it.
+    int n = std::min({static_cast<int>(item.task->draft.size()), rows, scored, item.task->max_total - s.n_tokens() - 1});
+    while (n > 0 && blocks_of(s.n_computed + 1 + n) > static_cast<int>(s.blocks.size()) + pool_.n_free()) --n;
+    if (n <= 0) continue;
+    const auto wanted = static_cast<size_t>(blocks_of(s.n_computed + 1 + n));
+    while (s.blocks.size() < wanted) s.blocks.push_back(*pool_.take());
+    item.n_new += n;
+    plan_.n_decode_rows += n;
+    plan_.n_draft_rows += n;
+    rows -= n;
+    scored -= n;
+  }
 }
 
 // Prompt rows of this class that keep the gaps between tokens of the streams that are at least as urgent, and the first tokens of those to
@@ -90,7 +110,7 @@ int Scheduler::prompt_rows_beside_decodes(Priority priority) const {
 
 void Scheduler::plan_prompts(double now) {
   int limit = options_.max_step_tokens;  // of prompt rows in this step, for the class at hand and those below
-  int n_scored = 0;
+  int n_scored = plan_.n_draft_rows;     // their logits are wanted too
   Priority at = Priority::interactive;
   bool limit_is_set = false;
   for (Task* task : order_) {

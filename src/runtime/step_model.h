@@ -1,6 +1,7 @@
 // StepModel: what the engine runs steps on: a decoder with its KV pages, or a stand-in without weights.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -36,6 +37,18 @@ class StepModel {
   virtual void copy_page(const PageCopy& copy) = 0;
   // Starts a step; n_computed of each item's sequence grows by n_new.
   virtual void begin(std::span<const StepItem> items) = 0;
+  // Whether guess() works.
+  [[nodiscard]] virtual bool guesses() const { return false; }
+  // After each step, once tokens were drawn: n_valid of the item's rows belong to its text, whose next token is known up to the last of
+  // them. out[i]: a guess of the token behind the text's last one; -1: none. `wanted`: somebody will use it.
+  struct GuessItem {
+    int n_valid = 0;
+    bool wanted = false;
+  };
+  virtual void guess(std::span<const GuessItem> items, std::span<int> out) {
+    (void)items;
+    std::fill(out.begin(), out.end(), -1);
+  }
   // Waits for the step and draws a token for each of its logit rows: those of the first item, then those of the second, and so on.
   virtual void finish(std::span<const SampleParams> params, std::span<Sampled> out) = 0;
 };

@@ -23,7 +23,7 @@ struct ShadowCosts {
   double step = 1e-3, decode_row = 1e-4, prompt_row = 1e-4;  // seconds
 };
 
-class ShadowModel final : public StepModel {
+class ShadowModel : public StepModel {
  public:
   // `clock` advances with each step by what it costs.
   ShadowModel(ModelFacts facts, double* clock, const ShadowCosts& costs, bool check_all_rows = true);
