@@ -3,6 +3,7 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "server/tag_scanner.h"
@@ -159,19 +160,28 @@ class JsonCallParser : public ToolParser {
       feed(text, out);
       return tag >= 0;  // the tag says nothing that the object does not
     }
-    const bool was_outside = outside_;
-    const auto [text, tag] = scanner_.next(was_outside ? begin : end);
-    feed(text, out);
+    if (outside_) {
+      const auto [text, tag] = scanner_.next(begin);
+      add_content(text, out);
+      if (tag >= 0) start();
+      return tag >= 0;
+    }
+    auto [text, tag] = scanner_.next(end);
+    if (tag >= 0) text += end.front();
+    const size_t call_size = text.size() - (tag >= 0 ? end.front().size() : 0);
+    for (size_t i = 0; i < call_size; ++i) {
+      take(text[i], out);
+      if (!outside_) continue;
+      scanner_.put_back(std::string_view(text).substr(i + 1));  // no call after all: other tags count in what follows
+      return true;
+    }
     if (tag < 0) return false;
-    if (was_outside) {
-      start();
-    } else if (outside_) {
-      add_content("</tool_call>", out);
-    } else {
-      if (!announced_) fall_back(out);
+    if (announced_) {
       end_call(out);
-      outside_ = true;
-      after_call_ = true;
+      outside_ = after_call_ = true;
+    } else {
+      fall_back(out);
+      scanner_.put_back(end.front());
     }
     return true;
   }
@@ -192,17 +202,16 @@ class JsonCallParser : public ToolParser {
     }
   }
 
-  // White space between and behind calls belongs to the format; elsewhere it is content, held until more comes.
+  // White space between and behind calls belongs to the format; elsewhere it is content, held until it is known whether a call follows.
   void add_content(std::string_view text, Delta& out) {
+    if (after_call_) text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+    if (text.empty()) return;
+    after_call_ = false;
     blank_ += text;
     const size_t last = blank_.find_last_not_of(" \t\r\n");
-    if (last == std::string::npos) {
-      if (after_call_) blank_.clear();
-      return;
-    }
+    if (last == std::string::npos) return;
     out.content.append(blank_, 0, last + 1);
     blank_.erase(0, last + 1);
-    after_call_ = false;
   }
 
   void take(char c, Delta& out) {

@@ -53,10 +53,10 @@ void set_option(ClientKey& key, std::string_view word, const std::string& where)
     fail("{}: found \"{}\", expected name=TEXT, rpm=N, tpm=N, running=N or class=P0|P1|P2", where, printable(word, 40));
 }
 
-[[noreturn]] void refuse(const std::string& message, double seconds) {
+ApiError limit_error(const std::string& message, double seconds) {
   ApiError error(429, message, "", "rate_limit_exceeded");
   error.retry_after_seconds = std::max(seconds, 1.0);
-  throw error;
+  return error;
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ void admit(const ClientKey& key, int n) {
   ClientKey::Use& use = *key.use;
   if (key.max_running > 0 && use.running.fetch_add(n) + n > key.max_running) {
     use.running.fetch_sub(n);
-    refuse(fmt::format("This key may run {} requests at the same time", key.max_running), 1.0);
+    throw limit_error(fmt::format("This key may run {} requests at the same time", key.max_running), 1.0);
   }
   const std::lock_guard lock(use.mutex);
   const auto now = Clock::now();
@@ -111,7 +111,7 @@ void admit(const ClientKey& key, int n) {
   if (wait <= 0.0) wait = use.request_bucket.take(n, n, now);
   if (wait <= 0.0) return;
   if (key.max_running > 0) use.running.fetch_sub(n);
-  refuse("This key has used up its requests or tokens of this minute", wait);
+  throw limit_error("This key has used up its requests or tokens of this minute", wait);
 }
 
 void release(const ClientKey& key, int n, int tokens) {

@@ -61,6 +61,12 @@ std::string_view bearer_of(const HttpRequest& request) {
   return request.header("x-api-key");  // Anthropic's clients
 }
 
+ApiError unavailable(bool loading) {
+  ApiError error(503, loading ? "Loading model" : "The server is shutting down", "", loading ? "loading" : "shutting_down");
+  error.retry_after_seconds = 5.0;
+  return error;
+}
+
 const char* bool_text(bool flag) { return flag ? "true" : "false"; }
 
 }  // namespace
@@ -222,10 +228,7 @@ void Server::Impl::handle_embeddings() const {
 const Service& Server::Impl::service() const {
   const Service* service = ready_service_;
   const Phase phase = phase_;
-  ApiError error(503, service == nullptr ? "Loading model" : "The server is shutting down", "",
-                 service == nullptr ? "loading" : "shutting_down");
-  error.retry_after_seconds = 5.0;
-  if (service == nullptr || phase == Phase::closed || phase == Phase::ended) throw error;
+  if (service == nullptr || phase == Phase::closed || phase == Phase::ended) throw unavailable(service == nullptr);
   if (!live_) throw ApiError(503, "The engine does not move", "", "engine_stuck");
   return *service;
 }

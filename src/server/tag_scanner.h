@@ -15,11 +15,12 @@ class TagScanner {
     int tag = -1;
   };
   void push(std::string_view piece) { held_ += piece; }
+  void put_back(std::string_view piece) { held_.insert(0, piece); }  // comes again next
   // The earliest tag wins, of two at one place the longest. With tag == -1 all that can be told was told: push more.
   [[nodiscard]] Found next(const std::vector<std::string_view>& tags);
   // What is left at the end of the stream.
   [[nodiscard]] std::string rest();
-  [[nodiscard]] bool empty() const { return held_.empty(); }
+  [[nodiscard]] std::string_view waiting() const { return held_; }  // pushed and not told yet
 
  private:
   std::string held_;

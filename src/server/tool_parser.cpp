@@ -90,14 +90,19 @@ class DeepSeekParser : public ToolParser {
       }
       case State::fence: {
         // Some calls come without a fence: then all up to the end tag are arguments.
+        if (trimmed(fence_).empty() && trimmed(scanner_.waiting()).starts_with('{')) {
+          fence_.clear();
+          fence_open_ = false;
+          state_ = State::arguments;
+          return true;
+        }
         const auto [text, tag] = scanner_.next(fence);
         fence_ += text;
+        if (tag < 0) return false;
         fence_open_ = tag == 0;
-        const bool bare = trimmed(fence_).starts_with('{');
-        if (tag < 0 && !bare) return false;
-        if (!fence_open_) add_arguments(fence_, out);
+        if (!fence_open_) add_arguments(trimmed(fence_), out);
         fence_.clear();
-        leave(tag <= 0 ? State::arguments : state_after(tag - 1), out);
+        leave(fence_open_ ? State::arguments : state_after(tag - 1), out);
         return true;
       }
       case State::arguments: {
