@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kPanelFloats = 64 * 1024;  // 256 KiB: a quarter of the smallest second-level cache among server cores of today
 constexpr int kMaxPanelRows = 64;
 constexpr int64_t kLeastPerTask = 64 * 1024;  // weights; a microsecond or more, above the cost of handing a task out
-constexpr int kTasksPerWorker = 6;            // room to even out workers that the system slows down
+constexpr int kTasksPerWorker = 16;           // room to even out workers that the system slows down
 // Tokens from which tiles beat registers, and from which opening weights to bf16 pays.
 constexpr int kTileTokens = 8, kBf16Tokens = 32;
 

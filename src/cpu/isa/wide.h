@@ -36,9 +36,12 @@ inline void add_chunk(const WideCodec<C>& codec, int c, const I* codes, const Ac
   }
 }
 
+// `asks`: memory is asked for what comes a few kilobytes later, so that it works while a tile of several tokens is computed.
 template <Codec C, int T>
-inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0) {
+inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0, bool asks) {
+  constexpr int64_t kAhead = 4096, kLine = 64;
   const int n_chunks = w.unit_elems / kChunk;
+  const int64_t chunk_bytes = w.unit_bytes / n_chunks, asked = asks ? kAhead + chunk_bytes : 0;
   const uint8_t* unit = w.data + static_cast<int64_t>(row / kWideRows) * w.n_units * w.unit_bytes;
   const ActivationChunk* x[T];
   F total[T], part[T];
@@ -58,6 +61,7 @@ inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0) 
   for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
     const WideCodec<C> codec(Unit{unit, row % kWideRows});
     for (int c = 0; c < n_chunks; ++c) {
+      for (int64_t i = kAhead; i < asked; i += kLine) __builtin_prefetch(unit + c * chunk_bytes + i);
       I codes[kSteps];
       codec.codes(c, codes);
       const ActivationChunk* at[T];
@@ -81,13 +85,13 @@ void wide_product(const WideRows& w, const WideProduct& p) {
     for (int row = 0; row < w.n_rows; row += kWidth) {
       int t = t0;
       if constexpr (kWidth == 16)
-        for (; t + 8 <= end; t += 8) wide_tile<C, 8>(w, p, row, t);
-      for (; t + 4 <= end; t += 4) wide_tile<C, 4>(w, p, row, t);
+        for (; t + 8 <= end; t += 8) wide_tile<C, 8>(w, p, row, t, t == 0);
+      for (; t + 4 <= end; t += 4) wide_tile<C, 4>(w, p, row, t, t == 0);
       if (t + 2 <= end) {
-        wide_tile<C, 2>(w, p, row, t);
+        wide_tile<C, 2>(w, p, row, t, t == 0);
         t += 2;
       }
-      if (t < end) wide_tile<C, 1>(w, p, row, t);
+      if (t < end) wide_tile<C, 1>(w, p, row, t, t == 0);
     }
   }
 }
