@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 #include "base/error.h"
 
@@ -44,6 +45,8 @@ MappedFile::~MappedFile() {
 }
 
 void MappedFile::forget(std::span<const std::byte> part) const {
+  const std::less_equal<> before;  // of pointers into whatever memory
+  if (!before(data_, part.data()) || !before(part.data() + part.size(), data_ + size_)) return;
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) & ~(page - 1);
   const auto end = (reinterpret_cast<uintptr_t>(part.data()) + part.size()) & ~(page - 1);

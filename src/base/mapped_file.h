@@ -19,7 +19,8 @@ class MappedFile {
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
   [[nodiscard]] const std::string& path() const { return path_; }
-  // Tells the system that these bytes will not be read again soon, so that their pages may be dropped.
+  // Tells the system that these bytes will not be read again soon, so that their pages may be dropped. Bytes that lie elsewhere are left
+  // alone.
   void forget(std::span<const std::byte> part) const;
 
  private:

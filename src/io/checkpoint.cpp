@@ -108,6 +108,11 @@ void check_readable(const TensorInfo& tensor) {
          tensor.dtype);
 }
 
+void forget_in(const MappedFile& mapping, const LinearSource& source) {
+  for (const WeightBytes& w : source.matrices)
+    for (const auto part : {w.data, w.scales, w.zeros}) mapping.forget(part);
+}
+
 std::vector<float> read_vector(const TensorInfo& tensor, int n) {
   check_readable(tensor);
   check_shape(tensor, {n});

@@ -50,6 +50,8 @@ class Checkpoint {
   [[nodiscard]] virtual std::vector<float> vector(std::string_view canonical, int n) const = 0;
   // The tensors (by the files' own names) that no canonical name covers.
   [[nodiscard]] virtual std::vector<std::string> unmapped() const = 0;
+  // Lets the system drop the pages of a source's stored bytes, once they are packed; if they are read after all, the file is read again.
+  virtual void forget(const LinearSource& /*source*/) const {}
 
   // Where the configuration is: GGUF metadata, or config.json and its companions (empty when the file is absent).
   [[nodiscard]] virtual const GgufFile* gguf() const { return nullptr; }

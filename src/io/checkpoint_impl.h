@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/mapped_file.h"
 #include "io/checkpoint.h"
 
 namespace cachalot {
@@ -34,6 +35,8 @@ std::unique_ptr<Checkpoint> open_safetensors_checkpoint(const SafetensorsPlace& 
 void check_shape(const TensorInfo& tensor, const std::vector<int64_t>& expected);
 // Throws Error naming the stored type when no Format stands for it.
 void check_readable(const TensorInfo& tensor);
+// Forgets those stored bytes of the source that lie in this mapping.
+void forget_in(const MappedFile& mapping, const LinearSource& source);
 // A 1-D tensor as f32.
 std::vector<float> read_vector(const TensorInfo& tensor, int n);
 

@@ -40,6 +40,10 @@ class GgufCheckpoint final : public Checkpoint {
 
   [[nodiscard]] std::vector<float> vector(std::string_view canonical, int n) const override { return read_vector(get(canonical), n); }
 
+  void forget(const LinearSource& source) const override {
+    for (const auto& part : file_->parts()) forget_in(*part, source);
+  }
+
   [[nodiscard]] std::vector<std::string> unmapped() const override {
     std::vector<std::string> out;
     for (const TensorInfo& tensor : file_->tensors()) {

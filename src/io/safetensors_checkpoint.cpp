@@ -62,6 +62,9 @@ class SafetensorsCheckpoint final : public Checkpoint {
   [[nodiscard]] LinearSource linear(std::string_view canonical, int n_matrices, int out, int in) const override;
   [[nodiscard]] std::vector<float> vector(std::string_view canonical, int n) const override;
   [[nodiscard]] std::vector<std::string> unmapped() const override { return unmapped_; }
+  void forget(const LinearSource& source) const override {
+    for (const auto& file : files_) forget_in(*file->mapping(), source);
+  }
 
   [[nodiscard]] std::string config_json() const override { return config_json_; }
   [[nodiscard]] std::string generation_config_json() const override { return read_companion(directory_ / "generation_config.json", kMiB); }

@@ -22,7 +22,11 @@ class Loader {
     return s;
   }
   [[nodiscard]] Linear linear(const std::string& name, int out, int in) { return pack({source(name, 1, out, in)}); }
-  [[nodiscard]] Linear pack(std::vector<LinearSource> segments) { return options_.pack ? options_.pack(segments) : ops_.pack(segments); }
+  [[nodiscard]] Linear pack(std::vector<LinearSource> segments) {
+    Linear w = options_.pack ? options_.pack(segments) : ops_.pack(segments);
+    for (const LinearSource& s : segments) file_.forget(s);  // otherwise the model would be in memory twice
+    return w;
+  }
   [[nodiscard]] Constant constant(const std::string& name, int n) { return ops_.constant(file_.vector(name, n), 1, n); }
 
   [[nodiscard]] Layer layer(int l) {

@@ -44,6 +44,9 @@ TEST(MappedFile, ForgottenPagesReadTheSameAgain) {
   file->forget(file->bytes().subspan(100, 50));  // within one page: nothing to drop
   file->forget(file->bytes().subspan(4096, 4096));
   file->forget({});
+  std::vector<std::byte> elsewhere(4 * 4096, std::byte{'e'});  // memory that a wrong call would clear
+  file->forget(elsewhere);
+  for (const std::byte b : elsewhere) ASSERT_EQ(b, std::byte{'e'});
   for (const std::byte b : file->bytes()) ASSERT_EQ(b, std::byte{'w'});
 }
 

@@ -40,9 +40,11 @@ inline void finish(const Product& p, int row, int n_rows, int t0, const F (&sum)
 // The scales of the FP8 blocks that a group's rows lie in; a group never crosses a border, 128 being a multiple of 4.
 inline const float* group_scales(const WeightRows& w, int row) { return w.scales + (w.first_row + row) / 128 * w.scale_stride; }
 
+// Memory is asked for what comes a few kilobytes later, so that it works while several tokens are computed.
 template <Codec C, int T>
 void gemv_tokens(const WeightRows& w, const Product& p, int t0) {
   using D = Decoder<C>;
+  constexpr int64_t kAhead = 4096;
   const int n_chunks = D::kChunks > 0 ? D::kChunks : w.block_elems / kChunk;
   const float* x[T];
   for (int t = 0; t < T; ++t) x[t] = p.x[t0 + t];
@@ -54,6 +56,8 @@ void gemv_tokens(const WeightRows& w, const Product& p, int t0) {
       for (int t = 0; t < T; ++t) sum[r][t] = zero();
     int k = 0;
     for (int b = 0; b < w.n_blocks; ++b) {
+      if (t0 == 0)
+        for (int64_t i = 0; i < kGroupRows * w.block_bytes; i += 64) __builtin_prefetch(block + kAhead + i);
       typename D::Block opened[kGroupRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kGroupRows; ++r) D::open(block + r * w.block_bytes, C == Codec::fp8 ? scales[k / 128] : 0.0f, opened[r]);
