@@ -22,6 +22,10 @@ Limits limits_for(const OpCase& c, DType activation, const CaseOptions& options)
     relative = std::max(relative, 1e-3);
     nmse = std::max(nmse, 1e-7);
   }
+  if (c.quantised && options.fp8_activations) {
+    relative = std::max(relative, 0.12);
+    nmse = std::max(nmse, 5e-4);
+  }
   if (options.bf16_products) {
     relative = std::max(relative, 8e-2);  // the worst of 10^5 outputs
     nmse = std::max(nmse, 3e-5);

@@ -57,6 +57,7 @@ std::vector<OpCase> op_cases(const CaseFilter& filter = {});
 struct CaseOptions {
   bool activations_in_16_bits = false;  // rounded so in linear maps whose weights are in a block format
   bool bf16_products = false;           // both operands of linear maps rounded to bf16
+  bool fp8_activations = false;         // of linear maps whose weights are in a block format, in blocks of 128
   bool bf16_attention = false;          // rounds queries and softmax weights to bf16 when the cache is in bf16
 };
 

@@ -119,7 +119,7 @@ TEST(CudaOps, Fp8ActivationsStayWithinTheirBound) {
     for (const int rows : {192, 300, 301}) {
       OpCase c = linear_case({.segments = {{.format = Format::fp8_block, .out = out, .in = 640}}, .rows = rows});
       c.slack = 1.4;
-      const CaseResult result = run_case(c, *ops, reference(), {.quantises_activations = true});
+      const CaseResult result = run_case(c, *ops, reference(), {.fp8_activations = true});
       EXPECT_TRUE(result.ok) << result.text;
     }
   OpCase c =
@@ -128,7 +128,7 @@ TEST(CudaOps, Fp8ActivationsStayWithinTheirBound) {
                    .beta = 1.0f,
                    .f32_out = true});
   c.slack = 1.4;
-  const CaseResult result = run_case(c, *ops, reference(), {.quantises_activations = true});
+  const CaseResult result = run_case(c, *ops, reference(), {.fp8_activations = true});
   EXPECT_TRUE(result.ok) << result.text;
 }
 
