@@ -15,6 +15,15 @@ void join(StoredWeights::Weight& to, const StoredWeights::Weight& w) {
   to.params += w.params;
 }
 
+// Not LinearSource::bytes(): the sources of a packed model have no bytes.
+double stored_bytes(const LinearSource& s) {
+  double bytes = static_cast<double>(matrix_bytes(s.format, s.out, s.in).value_or(0));
+  const auto blocks = [](int n) { return (n + kFp8Block - 1) / kFp8Block; };
+  if (s.format == Format::fp8_block) bytes += 4.0 * blocks(s.out) * blocks(s.in);
+  if (s.group > 0) bytes += 3.0 * s.out * (s.in / s.group);  // f16 scale and u8 zero
+  return bytes * s.n_matrices();
+}
+
 StoredWeights::Weight weight_of(const Constant& c) {
   const double n = c ? static_cast<double>(c.view.n_rows()) * c.view.n_cols() : 0.0;
   return {n * sizeof(float), n};
@@ -26,9 +35,10 @@ void StoredWeights::add(std::span<const LinearSource> sources, const Linear& pac
   Weight& w = weights_[packed.packed.get()];
   w = {};
   for (const LinearSource& s : sources) {
-    w.bytes += static_cast<double>(s.bytes() + s.bias.size() * sizeof(float));
+    const double bytes = stored_bytes(s);
+    w.bytes += bytes + static_cast<double>(s.bias.size() * sizeof(float));
     w.params += static_cast<double>(s.n_matrices()) * s.out * s.in + static_cast<double>(s.bias.size());
-    bytes_of_format_[static_cast<size_t>(s.format)] += static_cast<double>(s.bytes());
+    bytes_of_format_[static_cast<size_t>(s.format)] += bytes;
   }
 }
 

@@ -129,7 +129,7 @@ void bench_with_threads(const BenchFlags& flags, const BenchPlan& plan, int n_th
 }
 
 int bench(const BenchFlags& flags, const BenchPlan& plan) {
-  const Config config = read_config(*Checkpoint::open(flags.model.model));
+  const Config config = read_config(*Checkpoint::open(flags.model.model, PackedModels::accept));
   if (longest(plan) > config.max_positions)
     fail("-p, -n, -d: a test takes {} positions, expected at most {}, the model's limit", longest(plan), config.max_positions);
   BenchOutput output(format_of(flags.output));

@@ -24,6 +24,7 @@ void add_inspect_command(CLI::App& app, Context& context);
 void add_tokenize_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);
 void add_eval_command(CLI::App& app, Context& context);
+void add_pack_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 void add_engine_benchmarks(CLI::App& bench, Context& context);  // subcommands of bench
 void add_quantize_command(CLI::App& app, Context& context);

@@ -42,7 +42,7 @@ LoadedModel load_model(const ModelOptions& options) {
       make_ops(options.device,
                {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .batch_invariant = options.batch_invariant});
   model.batch_invariant = options.batch_invariant;
-  const auto checkpoint = Checkpoint::open(options.path);
+  const auto checkpoint = Checkpoint::open(options.path, PackedModels::accept);
   model.config = read_config(*checkpoint);
   model.max_context = choose_context(options, model.config);
   if (!options.tokenizer.empty())
@@ -57,7 +57,7 @@ LoadedModel load_model(const ModelOptions& options) {
   LoadOptions load{.max_positions = model.max_context, .progress = [&](size_t done, size_t total) { bar.update(done, total); }};
   if (options.on_linear)
     load.pack = [&](std::span<const LinearSource> sources) {
-      Linear w = model.ops->pack(sources);
+      Linear w = pack_linear(*checkpoint, *model.ops, sources);
       options.on_linear(sources, w);
       return w;
     };

@@ -69,7 +69,7 @@ Tokenizer load_tokenizer(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") return Tokenizer::from_vocab(vocab_data_of(*GgufFile::open(path)));
   if (!std::filesystem::is_directory(path)) return tokenizer_from_directory(path.parent_path(), path);
   if (std::filesystem::exists(path / "tokenizer.json")) return tokenizer_from_directory(path, path / "tokenizer.json");
-  return tokenizer_of(*Checkpoint::open(path));
+  return tokenizer_of(*Checkpoint::open(path, PackedModels::accept));
 }
 
 }  // namespace cachalot

@@ -51,7 +51,7 @@ const CpuPacked& packed_of(const Linear& w) {
 }
 
 Linear CpuOps::pack(std::span<const LinearSource> row_segments) {
-  auto packed = pack_weights(row_segments, weights_, *pool_, rounds_activations_ ? &kernels_.wide : nullptr);
+  auto packed = pack_weights(row_segments, weights_, *pool_, wide_kernels());
   return {.out = packed->out, .in = packed->in, .n_matrices = packed->n_matrices, .first = 0, .packed = packed};
 }
 

@@ -47,6 +47,9 @@ class CpuOps : public Ops {
   [[nodiscard]] bool host_memory() const override { return true; }
 
   Linear pack(std::span<const LinearSource> row_segments) override;
+  [[nodiscard]] std::string packed_layout() const override;
+  [[nodiscard]] PackedImage packed_image(const Linear& w) const override;
+  Linear from_image(std::span<const std::byte> description, std::span<const size_t> buffer_bytes, const FillBuffer& fill) override;
   Buffer alloc(size_t bytes) override;
   void upload(void* device, const void* host, size_t bytes) override;
   void download(void* host, const void* device, size_t bytes) override;
@@ -74,6 +77,8 @@ class CpuOps : public Ops {
   void attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) override;
 
  private:
+  // Those of pack(): null keeps every weight in rows of four.
+  [[nodiscard]] const WideKernels* wide_kernels() const { return rounds_activations_ ? &kernels_.wide : nullptr; }
   // Uninitialised memory for n values until the enclosing Scope ends.
   template <typename T>
   T* take(size_t n) {

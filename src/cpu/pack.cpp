@@ -12,7 +12,6 @@ namespace cachalot::cpu {
 namespace {
 
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
-constexpr int kScaleBlock = 128;
 
 Codec codec_of(Format format) {
   switch (format) {
@@ -43,28 +42,6 @@ bool is_planar(Format format) { return format == Format::int4_planar || format =
 
 // A source is decoded to f32 when its groups do not fill whole chunks of 32: rare, and then small.
 bool decodes_at_pack(const LinearSource& s) { return is_planar(s.format) && s.group % kChunk != 0; }
-
-// The size of a block in the packed form; for formats without blocks a chunk of 32 elements.
-void set_blocks(const LinearSource& s, Segment& out) {
-  const FormatInfo& format = info(s.format);
-  out.codec = decodes_at_pack(s) ? Codec::f32 : codec_of(s.format);
-  switch (out.codec) {
-    case Codec::f32:
-    case Codec::f16:
-    case Codec::bf16:
-    case Codec::fp8:
-      out.block_elems = kChunk;
-      out.block_bytes = kChunk * (out.codec == Codec::f32 ? 4 : format.block_bytes);
-      break;
-    case Codec::int4:
-    case Codec::int8:
-      out.block_elems = s.group;
-      out.block_bytes = 4 + (out.codec == Codec::int4 ? s.group / 2 : s.group);
-      break;
-    default: out.block_elems = format.block_elems; out.block_bytes = format.block_bytes;
-  }
-  out.n_blocks = (s.in + out.block_elems - 1) / out.block_elems;
-}
 
 // One planar group as a block: f16 scale, u8 zero, a spare byte, codes. 4-bit codes are put in the order of the other formats: byte j of
 // 16 holds elements j and j + 16 of a run of 32.
@@ -137,26 +114,14 @@ void pack_rows(const LinearSource& s, Segment& to, int matrix, int group) {
 
 Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, ThreadPool& pool, const WideKernels* wide) {
   Segment out;
-  set_blocks(s, out);
+  out.codec = decodes_at_pack(s) ? Codec::f32 : codec_of(s.format);
   out.first_row = first_row;
-  out.n_rows = s.out;
-  out.n_groups = (s.out + kWideRows - 1) / kWideRows;
   out.wide = wide != nullptr && wide->product[static_cast<int>(out.codec)] != nullptr && fits_wide(s, out.codec);
-  size_t blocks = static_cast<size_t>(round_up(s.out, kGroupRows)) * static_cast<size_t>(out.n_blocks);
-  if (out.wide) {
-    const WideUnit unit = wide_unit(out.codec, s.group);
-    out.block_elems = unit.elems;
-    out.block_bytes = unit.bytes;
-    out.n_blocks = s.in / unit.elems;
-    blocks = static_cast<size_t>(out.n_groups) * static_cast<size_t>(out.n_blocks);
-  }
-  const size_t bytes = blocks * static_cast<size_t>(out.block_bytes);
-  out.matrix_bytes = (bytes + 63) / 64 * 64;
+  lay_out(out, s.out, s.in, s.group);
   out.data = memory.take(out.matrix_bytes * static_cast<size_t>(s.n_matrices()));
   out.bias = s.bias;
   out.perm = s.perm;
   if (out.codec == Codec::fp8) {
-    out.scale_stride = (s.in + kScaleBlock - 1) / kScaleBlock;
     for (const WeightBytes& w : s.matrices) {
       const size_t at = out.scales.size();
       out.scales.resize(at + w.scales.size() / sizeof(float));
@@ -174,6 +139,51 @@ Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, T
 }
 
 }  // namespace
+
+bool can_lay_out(Codec codec, bool wide, int in) {
+  const int whole = wide ? wide_unit(codec, kChunk).elems : info(static_cast<Format>(codec)).block_elems;
+  return whole > 0 && in % whole == 0;
+}
+
+void lay_out(Segment& s, int n_rows, int in, int group) {
+  const FormatInfo& format = info(static_cast<Format>(s.codec));
+  size_t blocks = static_cast<size_t>(round_up(n_rows, kGroupRows));
+  s.n_rows = n_rows;
+  s.n_groups = (n_rows + kWideRows - 1) / kWideRows;
+  switch (s.codec) {
+    case Codec::f32:
+    case Codec::f16:
+    case Codec::bf16:
+    case Codec::fp8:  // no blocks: a chunk of elements takes the place of one
+      s.block_elems = kChunk;
+      s.block_bytes = kChunk * (s.codec == Codec::f32 ? 4 : format.block_bytes);
+      break;
+    case Codec::int4:
+    case Codec::int8:
+      s.block_elems = group;
+      s.block_bytes = 4 + (s.codec == Codec::int4 ? group / 2 : group);
+      break;
+    default: s.block_elems = format.block_elems; s.block_bytes = format.block_bytes;
+  }
+  if (s.wide) {
+    const WideUnit unit = wide_unit(s.codec, group);
+    s.block_elems = unit.elems;
+    s.block_bytes = unit.bytes;
+    blocks = static_cast<size_t>(s.n_groups);
+  }
+  s.n_blocks = (in + s.block_elems - 1) / s.block_elems;
+  s.matrix_bytes = (blocks * static_cast<size_t>(s.n_blocks) * static_cast<size_t>(s.block_bytes) + 63) / 64 * 64;
+  if (s.codec == Codec::fp8) s.scale_stride = (in + kScaleBlock - 1) / kScaleBlock;
+}
+
+void add_segment(CpuPacked& packed, Segment segment) {
+  packed.padded_in = round_up(packed.in, kChunk);
+  packed.out += segment.n_rows;
+  packed.n_groups += segment.n_groups;
+  packed.needs_own_input = packed.needs_own_input || packed.padded_in != packed.in || !segment.perm.empty();
+  packed.any_wide = packed.any_wide || segment.wide;
+  packed.segments.push_back(std::move(segment));
+}
 
 size_t CpuPacked::bytes() const {
   size_t total = 0;
@@ -216,18 +226,12 @@ std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sour
   CACHALOT_CHECK(!sources.empty());
   auto packed = std::make_shared<CpuPacked>();
   packed->in = sources[0].in;
-  packed->padded_in = round_up(packed->in, kChunk);
   packed->n_matrices = sources[0].n_matrices();
-  packed->needs_own_input = packed->padded_in != packed->in;
   for (const LinearSource& s : sources) {
     check_fit(sources[0], s);
     if (s.out > (1 << 30) - packed->out)
       fail("{}: found {} rows on top of {}, expected less than 2^30 together", s.name, s.out, packed->out);
-    packed->segments.push_back(pack_segment(s, packed->out, memory, pool, wide));
-    packed->out += s.out;
-    packed->n_groups += packed->segments.back().n_groups;
-    packed->needs_own_input = packed->needs_own_input || !s.perm.empty();
-    packed->any_wide = packed->any_wide || packed->segments.back().wide;
+    add_segment(*packed, pack_segment(s, packed->out, memory, pool, wide));
   }
   return packed;
 }

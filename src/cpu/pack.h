@@ -15,6 +15,11 @@
 
 namespace cachalot::cpu {
 
+// Packed files hold these bytes: a change of any layout, here or in wide_pack.h, takes a new number.
+inline constexpr int kPackedLayout = 1;
+
+inline constexpr int kScaleBlock = 128;  // rows and columns of fp8 that share a scale
+
 // Rows of one format within a Linear.
 struct Segment {
   Codec codec = Codec::f32;
@@ -45,6 +50,13 @@ class CpuPacked : public Packed {
   bool any_wide = false;
   std::vector<Segment> segments;
 };
+
+// Whether rows of `in` elements can have this form: whole blocks.
+bool can_lay_out(Codec codec, bool wide, int in);
+// Sets rows, groups, blocks, matrix_bytes and scale_stride of a segment whose codec and form are set.
+void lay_out(Segment& s, int n_rows, int in, int group);
+// Joins a segment to a Linear whose `in` and `n_matrices` are set.
+void add_segment(CpuPacked& packed, Segment segment);
 
 // Throws Error when the segments do not fit together. `wide` takes the wide layout wherever these kernels have a product for it.
 std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool,

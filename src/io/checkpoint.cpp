@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "io/checkpoint_impl.h"
+#include "io/packed_checkpoint.h"
 
 namespace cachalot {
 namespace fs = std::filesystem;
@@ -46,9 +47,16 @@ std::string names_of(const std::vector<fs::path>& files) {
   return files.size() > 4 ? out + ", ..." : out;
 }
 
-std::unique_ptr<Checkpoint> open_directory(const fs::path& directory) {
+std::unique_ptr<Checkpoint> open_pack(const fs::path& directory, const std::string& name, PackedModels packed) {
+  if (packed == PackedModels::refuse) fail("{}: a packed model, which can only be run; expected the model that it was packed from", name);
+  return open_packed_checkpoint(directory, name);
+}
+
+std::unique_ptr<Checkpoint> open_directory(const fs::path& directory, PackedModels packed) {
   const std::string name = directory.string();
   std::error_code error;
+  if (fs::exists(directory / kPackName, error)) return open_pack(directory, name, packed);
+  if (fs::exists(directory / kPackGguf, error)) fail("{}: an unfinished packed model: {} is missing", name, kPackName);
   if (const fs::path index = directory / "model.safetensors.index.json"; fs::exists(index, error))
     return open_safetensors_checkpoint({directory, index, true, name});
   if (const fs::path single = directory / "model.safetensors"; fs::exists(single, error))
@@ -82,12 +90,16 @@ std::unique_ptr<Checkpoint> open_directory(const fs::path& directory) {
 
 }  // namespace
 
-std::unique_ptr<Checkpoint> Checkpoint::open(const fs::path& path) {
+std::unique_ptr<Checkpoint> Checkpoint::open(const fs::path& path, PackedModels packed) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (!fs::exists(status)) fail("{}: no such file or directory", path.string());
-  if (fs::is_directory(status)) return open_directory(path);
+  if (fs::is_directory(status)) return open_directory(path, packed);
   if (!fs::is_regular_file(status)) fail("{}: not a regular file", path.string());
+  if (path.extension() == ".cachalot") {
+    if (path.filename() != kPackName) fail("{}: expected a file of the name {}, or its directory", path.string(), kPackName);
+    return open_pack(path.parent_path().empty() ? fs::path(".") : path.parent_path(), path.string(), packed);
+  }
   if (path.extension() == ".safetensors") return open_safetensors_checkpoint({path.parent_path(), path, false, path.string()});
   if (path.filename().string().ends_with(".safetensors.index.json"))
     return open_safetensors_checkpoint({path.parent_path(), path, true, path.string()});

@@ -16,6 +16,10 @@
 namespace cachalot {
 
 class GgufFile;  // io/gguf.h
+class PackFile;  // io/pack_file.h
+
+// Whether a packed model will do: it can be loaded onto a device, but its tensors have no bytes that anything else could read.
+enum class PackedModels : uint8_t { refuse, accept };
 
 // One tensor as its file stores it.
 struct TensorInfo {
@@ -32,8 +36,9 @@ class Checkpoint {
  public:
   enum class Container { safetensors, gguf };
 
-  // A .gguf file (any part of a split one), a .safetensors file, or a directory with either. Throws Error naming what is wrong.
-  static std::unique_ptr<Checkpoint> open(const std::filesystem::path& path);
+  // A .gguf file (any part of a split one), a .safetensors file, or a directory with either; or a packed model. Throws Error naming what
+  // is wrong.
+  static std::unique_ptr<Checkpoint> open(const std::filesystem::path& path, PackedModels packed = PackedModels::refuse);
   virtual ~Checkpoint() = default;
 
   [[nodiscard]] virtual Container container() const = 0;
@@ -52,6 +57,9 @@ class Checkpoint {
   [[nodiscard]] virtual std::vector<std::string> unmapped() const = 0;
   // Lets the system drop the pages of a source's stored bytes, once they are packed; if they are read after all, the file is read again.
   virtual void forget(const LinearSource& /*source*/) const {}
+
+  // The packed weights, for a packed model: the matrices of linear() have no bytes then.
+  [[nodiscard]] virtual const PackFile* packed() const { return nullptr; }
 
   // Where the configuration is: GGUF metadata, or config.json and its companions (empty when the file is absent).
   [[nodiscard]] virtual const GgufFile* gguf() const { return nullptr; }

@@ -166,7 +166,7 @@ Config read_gguf_config(const Checkpoint& checkpoint) {
   c.tied_head = !checkpoint.has("output.weight");
   const auto* tokens = file.strings("tokenizer.ggml.tokens");
   c.vocab = in.integer("vocab_size", tokens != nullptr ? static_cast<int>(tokens->size()) : 0);
-  for (const TensorInfo& tensor : file.tensors())
+  for (const TensorInfo& tensor : checkpoint.tensors())
     if (tensor.name == "token_embd.weight" && tensor.shape.size() == 2 && tensor.shape[0] <= std::numeric_limits<int>::max())
       c.vocab = static_cast<int>(tensor.shape[0]);
   c.bos_id = static_cast<int>(file.integer("tokenizer.ggml.bos_token_id").value_or(-1));

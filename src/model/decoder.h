@@ -69,8 +69,11 @@ struct LoadOptions {
   bool mtp = false;            // the prediction layer too, when the checkpoint has one
   bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of f16
   std::function<void(size_t done_bytes, size_t total_bytes)> progress;
-  std::function<Linear(std::span<const LinearSource>)> pack;  // takes the place of Ops::pack
+  std::function<Linear(std::span<const LinearSource>)> pack;  // takes the place of pack_linear()
 };
+
+// One weight on the device: Ops::pack, or for a packed model its bytes. Throws Error when the pack is for another kind of device.
+Linear pack_linear(const Checkpoint& checkpoint, Ops& ops, std::span<const LinearSource> row_segments);
 
 class Decoder {
  public:

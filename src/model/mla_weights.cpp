@@ -31,19 +31,19 @@ void split(const MlaDims& d, bool exact, MlaSources& s) {
       for (size_t r = 0; r < R; ++r) k[r * P + static_cast<size_t>(p)] = row[r];
     }
   }
-  s.uk_t =
-      make_linear_source(s.kv_b.name + " (k, transposed)", derived_format(s.kv_b.format, exact, uk_t), uk_t, d.n_heads, d.kv_rank, d.nope);
+  s.uk_t = make_linear_source(s.uk_t.name, derived_format(s.kv_b.format, exact, uk_t), uk_t, d.n_heads, d.kv_rank, d.nope);
   // V rows keep their bytes where a head's rows can be cut out of the stored matrix.
   if (s.kv_b.format != Format::fp8_block || (per_head % kFp8Block == 0 && d.nope % kFp8Block == 0)) {
-    s.uv = slice_rows(s.kv_b, d.nope, d.v_dim);
-    s.uv.name = s.kv_b.name + " (v)";
+    LinearSource first = slice_rows(s.kv_b, d.nope, d.v_dim);
+    first.name = s.uv.name;
+    s.uv = std::move(first);
     for (int h = 1; h < d.n_heads; ++h) s.uv.matrices.push_back(slice_rows(s.kv_b, h * per_head + d.nope, d.v_dim).matrices[0]);
   } else {
     std::vector<float> uv(H * V * R);
     for (int h = 0; h < d.n_heads; ++h)
       for (int v = 0; v < d.v_dim; ++v)
         dequant_row(s.kv_b, 0, h * per_head + d.nope + v, uv.data() + (static_cast<size_t>(h) * V + static_cast<size_t>(v)) * R);
-    s.uv = make_linear_source(s.kv_b.name + " (v)", derived_format(s.kv_b.format, exact, uv), uv, d.n_heads, d.v_dim, d.kv_rank);
+    s.uv = make_linear_source(s.uv.name, derived_format(s.kv_b.format, exact, uv), uv, d.n_heads, d.v_dim, d.kv_rank);
   }
 }
 
@@ -59,15 +59,14 @@ void join(const MlaDims& d, bool exact, MlaSources& s) {
     }
     for (int v = 0; v < d.v_dim; ++v) dequant_row(s.uv, h, v, head + (P + static_cast<size_t>(v)) * R);
   }
-  s.kv_b = make_linear_source(s.uv.name + " (joined)", derived_format(s.uk_t.format, exact, kv_b), kv_b, 1, static_cast<int>(H * (P + V)),
-                              d.kv_rank);
+  s.kv_b = make_linear_source(s.kv_b.name, derived_format(s.uk_t.format, exact, kv_b), kv_b, 1, static_cast<int>(H * (P + V)), d.kv_rank);
 }
 
 }  // namespace
 
 MlaSources mla_sources(const Checkpoint& file, const std::string& prefix, const MlaDims& d, bool exact) {
   const std::string kv_b = prefix + "attn_kv_b.weight", k_b = prefix + "attn_k_b.weight", v_b = prefix + "attn_v_b.weight";
-  MlaSources s;
+  MlaSources s{.kv_b = {.name = kv_b}, .uk_t = {.name = k_b}, .uv = {.name = v_b}};
   const bool has_kv_b = file.has(kv_b), has_parts = file.has(k_b) && file.has(v_b);
   if (!has_kv_b && !has_parts) fail("{}: neither {} nor {} with {} is there", file.name(), kv_b, k_b, v_b);
   if (has_kv_b) s.kv_b = file.linear(kv_b, 1, d.n_heads * (d.nope + d.v_dim), d.kv_rank);

@@ -16,6 +16,7 @@ struct MlaSources {
 
 // Reads attn_kv_b, or attn_k_b and attn_v_b, or all three, and derives what is missing. Derived matrices keep the stored format where that
 // is f32, f16 or bf16; from a quantized one they become f16 (or f32 when `exact`), since a transposed row no longer fits its blocks.
+// Derived ones have the name that GGUF gives them.
 MlaSources mla_sources(const Checkpoint& file, const std::string& prefix, const MlaDims& dims, bool exact);
 
 }  // namespace cachalot

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "io/pack_file.h"
 #include "model/decoder.h"
 #include "model/mla_weights.h"
 
@@ -13,18 +14,19 @@ class Loader {
   Loader(const Checkpoint& file, const Config& config, Ops& ops, const LoadOptions& options)
       : file_(file), c_(config), ops_(ops), options_(options) {
     for (const TensorInfo& tensor : file.tensors()) total_ += tensor.data.size();
+    if (file.packed() != nullptr) total_ = file.packed()->data_bytes();
   }
 
   [[nodiscard]] LinearSource source(const std::string& name, int n_matrices, int out, int in) {
     LinearSource s = file_.linear(name, n_matrices, out, in);
-    done_ += s.bytes();
-    if (options_.progress) options_.progress(std::min(done_, total_), total_);
+    if (file_.packed() == nullptr) advance(s.bytes());
     return s;
   }
   [[nodiscard]] Linear linear(const std::string& name, int out, int in) { return pack({source(name, 1, out, in)}); }
   [[nodiscard]] Linear pack(std::vector<LinearSource> segments) {
-    Linear w = options_.pack ? options_.pack(segments) : ops_.pack(segments);
+    Linear w = options_.pack ? options_.pack(segments) : pack_linear(file_, ops_, segments);
     for (const LinearSource& s : segments) file_.forget(s);  // otherwise the model would be in memory twice
+    if (file_.packed() != nullptr) advance(w.packed->bytes());
     return w;
   }
   [[nodiscard]] Constant constant(const std::string& name, int n) { return ops_.constant(file_.vector(name, n), 1, n); }
@@ -60,6 +62,11 @@ class Loader {
   }
 
  private:
+  void advance(size_t bytes) {
+    done_ += bytes;
+    if (options_.progress) options_.progress(std::min(done_, total_), total_);
+  }
+
   [[nodiscard]] Linear gate_up(const char* gate, const char* up, int n_matrices, int inner) {
     return pack({source(prefix_ + gate, n_matrices, inner, c_.hidden), source(prefix_ + up, n_matrices, inner, c_.hidden)});
   }
@@ -100,13 +107,21 @@ class Loader {
     return w;
   }
 
+  [[nodiscard]] static LinearSource in_f32(const LinearSource& s) {
+    std::vector<float> rows(static_cast<size_t>(s.out) * static_cast<size_t>(s.in));
+    for (int r = 0; r < s.out; ++r) dequant_row(s, 0, r, rows.data() + static_cast<size_t>(r) * static_cast<size_t>(s.in));
+    return make_linear_source(s.name, Format::f32, rows, 1, s.out, s.in);
+  }
+
   [[nodiscard]] MoeFfn moe() {
     MoeFfn w;
     // The router decides between experts whose scores may be close: its weights are kept in f32 whatever the file holds.
-    const LinearSource stored = source(prefix_ + "ffn_gate_inp.weight", 1, c_.n_experts, c_.hidden);
-    std::vector<float> rows(static_cast<size_t>(c_.n_experts) * static_cast<size_t>(c_.hidden));
-    for (int r = 0; r < c_.n_experts; ++r) dequant_row(stored, 0, r, rows.data() + static_cast<size_t>(r) * static_cast<size_t>(c_.hidden));
-    w.router = pack({make_linear_source(stored.name, Format::f32, rows, 1, c_.n_experts, c_.hidden)});
+    LinearSource stored = source(prefix_ + "ffn_gate_inp.weight", 1, c_.n_experts, c_.hidden);
+    if (stored.format == Format::f32) {
+      w.router = pack({std::move(stored)});
+    } else {
+      w.router = pack({in_f32(stored)});
+    }
     if (file_.has(prefix_ + "exp_probs_b.bias")) w.router_bias = constant(prefix_ + "exp_probs_b.bias", c_.n_experts);
     w.experts.gate_up = gate_up("ffn_gate_exps.weight", "ffn_up_exps.weight", c_.n_experts, c_.moe_intermediate);
     w.experts.down = pack({source(prefix_ + "ffn_down_exps.weight", c_.n_experts, c_.hidden, c_.moe_intermediate)});
