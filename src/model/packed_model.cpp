@@ -82,7 +82,7 @@ PackModelResult write_packed_model(const Checkpoint& source, Ops& ops, const fs:
 
   PackModelResult result{.file = directory / kPackName};
   PackWriter writer(result.file);
-  LoadOptions load{.max_positions = 1, .progress = options.progress};
+  LoadOptions load{.max_positions = 1, .mtp = true, .progress = options.progress};
   load.pack = [&](std::span<const LinearSource> segments) {
     const Linear w = ops.pack(segments);
     const PackedImage image = ops.packed_image(w);

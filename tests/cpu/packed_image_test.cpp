@@ -6,7 +6,9 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "cpu/cpu_ops.h"
+#include "cpu/pack.h"
 #include "ops/case_support.h"
 #include "support/support.h"
 
@@ -63,6 +65,30 @@ TEST(PackedImage, OfEveryFormatGivesTheSameBits) {
     EXPECT_EQ(again.in, w.in);
     for (int m = 0; m < 2; ++m) EXPECT_EQ(product(*ops, w, m), product(*ops, again, m));
   }
+}
+
+// Packed files of an older build must not be taken for those of this one.
+TEST(PackedImage, ItsBytesBelongToTheNumberOfTheLayout) {
+  struct Known {
+    int layout;
+    uint64_t rows, wide;
+  };
+  constexpr Known kKnown{1, 0xf1017cd9e58fe317, 0x9ce64e0605a70168};
+  const auto hash_of = [](Ops& ops) {
+    Xxh3 hash;
+    for (const Format format : all_formats()) {
+      const LinearSource source = random_source(shape_of(format), 5);
+      const Image image = image_of(ops, ops.pack({&source, 1}));
+      hash.add(image.description);
+      for (const auto& b : image.buffers) hash.add(b);
+    }
+    return hash.value();
+  };
+  const auto rows = make_cpu_ops({.n_threads = 1, .f32_products = true}), wide = make_cpu_ops({.n_threads = 1});
+  EXPECT_EQ(cpu::kPackedLayout, kKnown.layout);
+  EXPECT_EQ(hash_of(*rows), kKnown.rows) << "the packed form has changed: raise kPackedLayout, then put layout and hash here";
+  if (wide->packed_layout() == rows->packed_layout()) GTEST_SKIP() << "no wide form on this machine";
+  EXPECT_EQ(hash_of(*wide), kKnown.wide) << "the packed form has changed: raise kPackedLayout, then put layout and hash here";
 }
 
 TEST(PackedImage, KeepsSegmentsBiasAndColumnOrder) {
