@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "cli/chat_prompt.h"
+#include "text/chat_prompt.h"
 
 namespace cachalot {
 namespace {
