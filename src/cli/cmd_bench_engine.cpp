@@ -139,6 +139,7 @@ class Bench {
     if (flags_.model.max_model_len == 0) flags_.model.max_model_len = flags_.load.n_prompt + flags_.load.n_output + 1;
     ModelOptions load = flags_.model.options();
     load.batch_invariant = flags_.engine.batch_invariant;
+    load.mtp = flags_.engine.speculation == "mtp";
     model_ = std::make_shared<LoadedModel>(load_model(load));
   }
 

@@ -268,6 +268,7 @@ int generate(const GenerateFlags& flags) {
   const size_t n_lines = count_lines(flags.input);  // first: a wrong name should not wait for a model to load
   ModelOptions load = flags.model.options();
   load.batch_invariant = flags.engine.batch_invariant;
+  load.mtp = flags.engine.speculation == "mtp";
   const auto model = std::make_shared<LoadedModel>(load_model(load));
   std::optional<ChatTemplate> chat_template;
   if (!model->chat_template.empty()) chat_template = ChatTemplate::parse(model->chat_template, model->chat_template_name);

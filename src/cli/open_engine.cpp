@@ -19,6 +19,7 @@ std::unique_ptr<Engine> make_engine(std::shared_ptr<LoadedModel> model, const En
 std::unique_ptr<Engine> open_engine(const std::string& model, const EngineOptions& options) {
   ModelOptions load{.path = model, .device = options.device, .n_threads = options.n_threads, .max_context = options.max_context};
   load.show_progress = false;
+  load.mtp = options.speculation == "mtp";
   load.batch_invariant = options.batch_invariant;
   return make_engine(std::make_shared<LoadedModel>(load_model(load)), options);
 }

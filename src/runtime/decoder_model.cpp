@@ -25,8 +25,10 @@ class DecoderModel final : public StepModel {
                .max_step_tokens = options.max_step_tokens,
                .max_scored_rows = options.max_scored_rows,
                .runs_ahead = !ops.host_memory()},
-        cache_(ops, decoder.config(), options.kv_format, options.block_tokens, options.n_blocks),
-        runner_(ops, decoder, cache_, runner_limits(options), options.form) {
+        cache_(ops, decoder.config(), options.kv_format, options.block_tokens, options.n_blocks, decoder.n_kv_layers()),
+        runner_(ops, decoder, cache_, runner_limits(options), options.form),
+        guesses_(options.guesses) {
+    CACHALOT_CHECK(!guesses_ || decoder.mtp());
     for (const KvLayer& layer : cache_.layers()) page_bytes_ += layer.layout.token_bytes() * static_cast<size_t>(options.block_tokens);
     host_pages_.resize(page_bytes_ * static_cast<size_t>(options.n_host_blocks));
     facts_.move_seconds = 2.0 * static_cast<double>(page_bytes_) / kHostBytesPerSecond +
@@ -53,6 +55,8 @@ class DecoderModel final : public StepModel {
 
   void begin(std::span<const StepItem> items) override {
     items_.assign(items.begin(), items.end());
+    first_.clear();
+    for (const StepItem& item : items) first_.push_back(item.sequence->n_computed);
     result_ = runner_.step(items);
   }
 
@@ -72,6 +76,21 @@ class DecoderModel final : public StepModel {
     for_rows([&](size_t at, size_t row) { row_params_[row] = params[at]; });
     ops_.sample(result_.logits, row_params_, row_sampled_);
     for_rows([&](size_t at, size_t row) { out[at] = std::move(row_sampled_[row]); });
+  }
+
+  [[nodiscard]] bool guesses() const override { return guesses_; }
+
+  void guess(std::span<const GuessItem> items, std::span<int> out) override {
+    predicted_.clear();
+    for (size_t i = 0; i < items.size(); ++i)
+      predicted_.push_back({items_[i].sequence, first_[i], items_[i].n_new, items[i].n_valid, items[i].wanted});
+    const StepResult result = runner_.predict(predicted_);
+    const auto n = static_cast<size_t>(result.logits.n_rows());
+    row_params_.assign(n, {.temperature = 0.0f});
+    row_sampled_.assign(n, {});
+    if (n > 0) ops_.sample(result.logits, row_params_, row_sampled_);
+    for (size_t i = 0; i < items.size(); ++i)
+      out[i] = result.first_row[i] < 0 ? -1 : row_sampled_[static_cast<size_t>(result.first_row[i])].token;
   }
 
  private:
@@ -94,7 +113,10 @@ class DecoderModel final : public StepModel {
   Runner runner_;
   size_t page_bytes_ = 0;  // of all layers
   std::vector<std::byte> host_pages_;
+  bool guesses_;
   std::vector<StepItem> items_;
+  std::vector<int> first_;  // position of each item's first row
+  std::vector<Runner::Predicted> predicted_;
   StepResult result_;
   std::vector<SampleParams> row_params_;
   std::vector<Sampled> row_sampled_;

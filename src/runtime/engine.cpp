@@ -197,6 +197,9 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
     fail("engine: found a context of {}, expected at most {} tokens", m.max_context, decoder.max_positions());
   m.max_requests = options.max_requests;
   m.max_step_tokens = std::max(options.max_step_tokens, options.max_requests);
+  m.guesses = speculation_of(options) == CoreOptions::Speculation::mtp;
+  if (m.guesses && !decoder.mtp())
+    fail("engine: speculation mtp needs a model with a prediction layer, which this one has not, or which was not loaded");
   if (speculation_of(options) != CoreOptions::Speculation::off)
     m.max_scored_rows = std::max(m.max_scored_rows, options.max_requests * options.max_draft_tokens);
   m.block_tokens = options.block_tokens;
@@ -204,8 +207,8 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
   // The absorbed form gives a row the same sums whatever chunk it came in.
   m.form = options.batch_invariant ? MlaForm::absorbed : MlaForm::automatic;
 
-  const double block_bytes = static_cast<double>(decoder.config().kv_layout(m.kv_format, m.block_tokens).token_bytes()) * m.block_tokens *
-                             decoder.config().n_layers;
+  const double block_bytes =
+      static_cast<double>(decoder.config().kv_layout(m.kv_format, m.block_tokens).token_bytes()) * m.block_tokens * decoder.n_kv_layers();
   double bytes = options.kv_bytes;
   if (bytes <= 0.0) {
     bytes = block_bytes * blocks_for(m.max_context, m.block_tokens) * m.max_requests;

@@ -7,13 +7,13 @@
 
 namespace cachalot {
 
-KvCache::KvCache(Ops& ops, const Config& config, KvFormat format, int block_tokens, int n_blocks)
+KvCache::KvCache(Ops& ops, const Config& config, KvFormat format, int block_tokens, int n_blocks, int n_layers)
     : block_tokens_(block_tokens), pool_(n_blocks, block_tokens) {
   if (block_tokens != 8 && block_tokens != 16 && block_tokens != 32 && block_tokens != 64)
     fail("KV block size is {}, expected 8, 16, 32 or 64 tokens", block_tokens);
   const KvLayout layout = config.kv_layout(format, block_tokens);
   const size_t n_rows = static_cast<size_t>(n_blocks) * static_cast<size_t>(block_tokens);
-  for (int l = 0; l < config.n_layers; ++l) {
+  for (int l = 0; l < (n_layers > 0 ? n_layers : config.n_layers); ++l) {
     KvLayer layer{layout};
     memory_.push_back(ops.alloc(n_rows * layout.k_row_bytes()));
     layer.k = memory_.back().get();

@@ -12,8 +12,8 @@ namespace cachalot {
 
 class KvCache {
  public:
-  // Pages for n_blocks * block_tokens tokens in each of the model's layers.
-  KvCache(Ops& ops, const Config& config, KvFormat format, int block_tokens, int n_blocks);
+  // Pages for n_blocks * block_tokens tokens in each of n_layers layers; 0: as many as the model has.
+  KvCache(Ops& ops, const Config& config, KvFormat format, int block_tokens, int n_blocks, int n_layers = 0);
 
   [[nodiscard]] std::span<const KvLayer> layers() const { return layers_; }
   [[nodiscard]] int block_tokens() const { return block_tokens_; }

@@ -38,7 +38,7 @@ MemoryPlan plan_memory(Ops& ops, const Decoder& decoder, const RunnerLimits& lim
   plan.utilization = utilization;
   plan.block_tokens = block_tokens;
   plan.block_bytes =
-      config.kv_layout(format, block_tokens).token_bytes() * static_cast<size_t>(block_tokens) * static_cast<size_t>(config.n_layers);
+      config.kv_layout(format, block_tokens).token_bytes() * static_cast<size_t>(block_tokens) * static_cast<size_t>(decoder.n_kv_layers());
   plan.weights = decoder.weight_bytes();
   const MemorySize before = ops.memory();
   plan.total = before.total;
@@ -46,7 +46,7 @@ MemoryPlan plan_memory(Ops& ops, const Decoder& decoder, const RunnerLimits& lim
   if (ops.host_memory()) {
     plan.step = estimated_step(config, limits);
   } else {
-    KvCache page(ops, config, format, block_tokens, 1);
+    KvCache page(ops, config, format, block_tokens, 1, decoder.n_kv_layers());
     Runner runner(ops, decoder, page, limits);
     runner.rehearse();
     {

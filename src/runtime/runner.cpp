@@ -66,6 +66,8 @@ Runner::Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLim
   max_blocks_ = (limits.max_sequence + cache.block_tokens() - 1) / cache.block_tokens();
   host_.assign(Offsets(limits_, max_blocks_).end, -1);
   device_ = ops.alloc(host_.size() * sizeof(int));
+  if (decoder.mtp())
+    hidden_ = ops.alloc(static_cast<size_t>(limits.max_tokens) * static_cast<size_t>(decoder.config().hidden) * sizeof(float));
   logits_ = ops.alloc(static_cast<size_t>(limits.max_logits) * static_cast<size_t>(decoder.config().vocab) * sizeof(float));
 }
 
@@ -109,10 +111,12 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
   const int table_cols = blocks_for(longest);
   batch_ = {};
   batch_.max_kv = longest;
+  item_rows_.assign(items.size(), 0);
   for (const size_t i : order) {
     const StepItem& item = items[i];
     const Sequence& s = *item.sequence;
     const int begin = s.n_computed, end = begin + item.n_new;
+    item_rows_[i] = row;
     CACHALOT_CHECK(item.n_new > 0 && end <= s.n_tokens(), "tokens {} to {} of {}", begin, end, s.n_tokens());
     CACHALOT_CHECK(static_cast<int>(s.blocks.size()) >= blocks_for(end), "{} blocks for {} tokens", s.blocks.size(), end);
     CACHALOT_CHECK(row + item.n_new <= limits_.max_tokens && n_seqs < limits_.max_seqs, "the step is larger than the runner's limits");
@@ -175,7 +179,36 @@ void Runner::upload() {
 
 void Runner::forward() {
   decoder_.forward(ops_, batch_, cache_.layers(),
-                   View::matrix(logits_.get(), DType::f32, batch_.logit_rows.n_cols(), decoder_.config().vocab));
+                   View::matrix(logits_.get(), DType::f32, batch_.logit_rows.n_cols(), decoder_.config().vocab), hidden());
+}
+
+View Runner::hidden() const {
+  return hidden_ ? View::matrix(hidden_.get(), DType::f32, batch_.n_tokens, decoder_.config().hidden) : View{};
+}
+
+StepResult Runner::predict(std::span<const Predicted> items) {
+  CACHALOT_CHECK(decoder_.mtp() && items.size() == item_rows_.size());
+  StepResult result;
+  result.first_row.assign(items.size(), -1);
+  const Offsets at(limits_, max_blocks_);
+  int n_logits = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Predicted& item = items[i];
+    const auto row = static_cast<size_t>(item_rows_[i]);
+    for (int r = 0; r < item.n_rows; ++r) {
+      const bool valid = r < item.n_valid;
+      host_[at.tokens + row + static_cast<size_t>(r)] = valid ? item.sequence->tokens[static_cast<size_t>(item.first + r) + 1] : 0;
+      if (!valid) host_[at.slots + row + static_cast<size_t>(r)] = -1;
+    }
+    if (!item.wanted || item.n_valid == 0) continue;
+    result.first_row[i] = n_logits;
+    host_[at.logit_rows + static_cast<size_t>(n_logits++)] = item_rows_[i] + item.n_valid - 1;
+  }
+  batch_.logit_rows = View::vector(static_cast<int*>(device_.get()) + at.logit_rows, DType::i32, n_logits);
+  upload();
+  result.logits = View::matrix(logits_.get(), DType::f32, n_logits, decoder_.config().vocab);
+  decoder_.predict(ops_, batch_, cache_.layers().back(), false, hidden(), result.logits);
+  return result;
 }
 
 // Records the step that batch_ describes. A device that has no room for it is not asked again.

@@ -53,6 +53,15 @@ class Runner {
 
   // One forward step; afterwards each item's n_computed has grown by n_new.
   StepResult step(std::span<const StepItem> items);
+  // Runs the decoder's prediction layer on the rows of the last step; each row meets the token that stands behind it in its sequence by
+  // now.
+  struct Predicted {
+    const Sequence* sequence = nullptr;
+    int first = 0, n_rows = 0;  // positions of the item's rows in that step
+    int n_valid = 0;            // of them, rows that belong to the text and have a token behind them
+    bool wanted = false;        // the logits of the last valid row are
+  };
+  StepResult predict(std::span<const Predicted> items);
   [[nodiscard]] const RunnerLimits& limits() const { return limits_; }
 
   // Runs the largest steps that the limits allow on made-up tokens, which leave nothing in the cache: temporary memory gets its size.
@@ -90,6 +99,7 @@ class Runner {
   void pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int table_cols);
   void upload();
   void forward();
+  [[nodiscard]] View hidden() const;  // of the last step's rows
   void run(const Shape& shape);
   void record(const Shape& shape);
 
@@ -100,9 +110,11 @@ class Runner {
   MlaForm form_;
   bool pads_, replays_;
   int max_blocks_;
-  std::vector<int> host_;  // all index arrays of the batch, one after the other
-  Buffer device_;          // the same on the device
-  Buffer logits_;          // f32 [max_logits, vocab]
+  std::vector<int> host_;       // all index arrays of the batch, one after the other
+  Buffer device_;               // the same on the device
+  std::vector<int> item_rows_;  // of the last step: each item's first row
+  Buffer hidden_;               // f32 [max_tokens, hidden], when there is a prediction layer
+  Buffer logits_;               // f32 [max_logits, vocab]
   Batch batch_;
   std::map<Shape, Recorded> recorded_;  // shapes that have run, with their graphs if they have one
   int64_t n_steps_ = 0, n_replayed_ = 0;

@@ -59,6 +59,7 @@ struct DecoderModelOptions {
   int block_tokens = 16, n_blocks = 0, n_host_blocks = 0;
   KvFormat kv_format = KvFormat::f32;
   MlaForm form = MlaForm::automatic;
+  bool guesses = false;  // with the decoder's prediction layer, which it must then have
 };
 inline RunnerLimits runner_limits(const DecoderModelOptions& o) {
   return {.max_tokens = o.max_step_tokens,
