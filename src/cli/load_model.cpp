@@ -54,7 +54,8 @@ LoadedModel load_model(const ModelOptions& options) {
   model.generation_config_json = checkpoint->generation_config_json();
 
   ProgressBar bar("loading", options.show_progress);
-  LoadOptions load{.max_positions = model.max_context, .mtp = options.mtp, .progress = [&](size_t done, size_t total) { bar.update(done, total); }};
+  LoadOptions load{
+      .max_positions = model.max_context, .mtp = options.mtp, .progress = [&](size_t done, size_t total) { bar.update(done, total); }};
   if (options.on_linear)
     load.pack = [&](std::span<const LinearSource> sources) {
       Linear w = pack_linear(*checkpoint, *model.ops, sources);

@@ -23,7 +23,7 @@ struct ModelOptions {
   bool batch_invariant = false;  // as in BackendOptions
   int max_context = 0;           // tokens; 0: the smaller of kDefaultContext and the model's own limit
   bool needs_tokenizer = true;
-  bool mtp = false;           // load the prediction layer too, where there is one
+  bool mtp = false;                                                             // load the prediction layer too, where there is one
   bool show_progress = true;                                                    // a bar on stderr, when that is a terminal
   std::function<void(std::span<const LinearSource>, const Linear&)> on_linear;  // told of each weight that was loaded
 };
