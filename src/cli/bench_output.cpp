@@ -145,8 +145,8 @@ void BenchOutput::add(const BenchSubject& subject, const BenchResult& result) {
     add_row(subject, result);
     return;
   }
-  Json one = record(subject, result);
-  if (format_ == BenchFormat::json) records_.push_back(std::move(one));
+  const Json one = record(subject, result);
+  if (format_ == BenchFormat::json) records_.push_back(one);
   if (format_ == BenchFormat::json_lines) write_out(dump(one, -1) + "\n");
   if (format_ == BenchFormat::csv) {
     std::string names, cells;

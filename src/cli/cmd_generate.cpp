@@ -221,8 +221,11 @@ class Job {
       if (!r.id.is_null()) out["id"] = r.id;
       out["text"] = r.text;
       out["finish_reason"] = name_of(reason);
-      out["usage"] = {
-          {"prompt_tokens", event.usage.n_prompt}, {"cached_tokens", event.usage.n_cached}, {"completion_tokens", event.usage.n_output}};
+      out["usage"] = {{"prompt_tokens", event.usage.n_prompt},
+                      {"cached_tokens", event.usage.n_cached},
+                      {"completion_tokens", event.usage.n_output},
+                      {"drafted_tokens", event.usage.n_drafted},
+                      {"accepted_tokens", event.usage.n_accepted}};
       output_.append(out);
       ++n_finished_;
     }

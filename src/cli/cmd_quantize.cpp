@@ -66,10 +66,10 @@ Recipe recipe_of(const QuantizeFlags& flags, const Config& config) {
     recipe.rules.push_back({pattern, scheme_named(type, "--rule")});
   }
   if (const auto mix = gguf_mix(flags.type, config, recipe.split_kv_b)) {
-    for (const auto& [name, scheme] : *mix) {  // rules go before the mix
+    for (const auto& entry : *mix) {  // rules go before the mix
       const bool ruled =
-          std::any_of(recipe.rules.begin(), recipe.rules.end(), [&](const SchemeRule& r) { return glob_matches(r.pattern, name); });
-      if (!ruled) recipe.exact[name] = scheme;
+          std::any_of(recipe.rules.begin(), recipe.rules.end(), [&](const SchemeRule& r) { return glob_matches(r.pattern, entry.first); });
+      if (!ruled) recipe.exact[entry.first] = entry.second;
     }
     recipe.scheme = {flags.type.starts_with("q4") ? Format::q4_k : Format::q5_k};
   } else {
