@@ -147,7 +147,7 @@ void Connection::on_read(beast::error_code error, size_t size) {
 void Connection::pump() {
   if (pumping_) return;
   pumping_ = true;
-  while (phase_ == Phase::reading && in_.size() > 0) {
+  while (phase_ == Phase::reading && !in_.empty()) {
     if (!parser_) {
       parser_ = std::make_unique<http::request_parser<GrowingBody>>();
       parser_->eager(true);

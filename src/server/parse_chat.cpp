@@ -275,7 +275,7 @@ void merge_reasoning(ordered_json& messages) {
   for (auto& message : messages) {
     const bool joins = !merged.empty() && merged.back()["role"] == "assistant" && message["role"] == "assistant" &&
                        merged.back().contains("reasoning_content") && !merged.back().contains("tool_calls") &&
-                       merged.back()["content"] == "";
+                       merged.back()["content"].is_string() && merged.back()["content"].get_ref<const std::string&>().empty();
     if (joins) {
       message["reasoning_content"] = merged.back()["reasoning_content"];
       merged.back() = std::move(message);
