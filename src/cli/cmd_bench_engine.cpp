@@ -137,10 +137,7 @@ class Bench {
       fail("--shared-prefix: found {}, expected at most the {} tokens of the prompt", flags_.load.n_shared, flags_.load.n_prompt);
     // The context that these requests need, no more.
     if (flags_.model.max_model_len == 0) flags_.model.max_model_len = flags_.load.n_prompt + flags_.load.n_output + 1;
-    ModelOptions load = flags_.model.options();
-    load.batch_invariant = flags_.engine.batch_invariant;
-    load.mtp = flags_.engine.speculation == "mtp";
-    model_ = std::make_shared<LoadedModel>(load_model(load));
+    model_ = std::make_shared<LoadedModel>(load_model(model_options(flags_.model, flags_.engine)));
   }
 
   Row run(const std::string& name, nlohmann::ordered_json settings, const TrafficOptions& load) {

@@ -269,10 +269,7 @@ size_t count_lines(const std::string& path) {
 
 int generate(const GenerateFlags& flags) {
   const size_t n_lines = count_lines(flags.input);  // first: a wrong name should not wait for a model to load
-  ModelOptions load = flags.model.options();
-  load.batch_invariant = flags.engine.batch_invariant;
-  load.mtp = flags.engine.speculation == "mtp";
-  const auto model = std::make_shared<LoadedModel>(load_model(load));
+  const auto model = std::make_shared<LoadedModel>(load_model(model_options(flags.model, flags.engine)));
   std::optional<ChatTemplate> chat_template;
   if (!model->chat_template.empty()) chat_template = ChatTemplate::parse(model->chat_template, model->chat_template_name);
   const auto engine = make_engine(model, many_requests(flags.model, flags.engine));

@@ -93,10 +93,7 @@ int serve(const ServeFlags& flags) {
   const SignalThread signal_thread(server, loaded);
   server.start();
   if (!flags.quiet) fmt::print(stderr, "cachalot: loading {}; listening on {}\n", flags.model.model, server.address());
-  ModelOptions load = flags.model.options();
-  load.batch_invariant = flags.batch_invariant;
-  load.mtp = flags.speculation == "mtp";
-  model = std::make_shared<LoadedModel>(load_model(load));
+  model = std::make_shared<LoadedModel>(load_model(model_options(flags.model, flags.engine)));
   engine = make_engine(model, engine_options(flags));
   server.serve(make_service(flags, *model, *engine));
   loaded = true;

@@ -3,16 +3,16 @@
 
 namespace cachalot {
 
-void add_engine_flags(CLI::App& command, EngineFlags& f) {
+void add_engine_flags(CLI::App& command, EngineFlags& f, const EngineFlagLimits& limits) {
   const char* group = "Engine";
   command.add_option("--max-num-seqs,--parallel", f.max_num_seqs, "Requests running at the same time")
       ->type_name("N")
-      ->check(number_between(1, 4096))
+      ->check(number_between(1, limits.seqs))
       ->default_str(std::to_string(f.max_num_seqs))
       ->group(group);
   command.add_option("--max-num-batched-tokens,--batch-size", f.max_num_batched_tokens, "Rows of a step")
       ->type_name("N")
-      ->check(number_between(1, 1 << 16))
+      ->check(number_between(1, limits.batched_tokens))
       ->default_str(std::to_string(f.max_num_batched_tokens))
       ->group(group);
   command.add_option("--kv-cache-memory-bytes", f.kv_cache_bytes, "Memory for KV pages [what all requests need, or the device has left]")
@@ -32,6 +32,13 @@ void add_engine_flags(CLI::App& command, EngineFlags& f) {
       ->check(number_between(1, 32))
       ->default_str(std::to_string(f.max_draft_tokens))
       ->group(group);
+}
+
+ModelOptions model_options(const ModelFlags& model, const EngineFlags& f) {
+  ModelOptions out = model.options();
+  out.batch_invariant = f.batch_invariant;
+  out.mtp = f.speculation == "mtp";
+  return out;
 }
 
 EngineOptions many_requests(const ModelFlags& model, const EngineFlags& f) {

@@ -16,7 +16,13 @@ struct EngineFlags {
   std::string speculation = "off";
 };
 
-void add_engine_flags(CLI::App& command, EngineFlags& flags);
+// The largest numbers that the flags take.
+struct EngineFlagLimits {
+  int seqs = 4096, batched_tokens = 1 << 16;
+};
+void add_engine_flags(CLI::App& command, EngineFlags& flags, const EngineFlagLimits& limits = {});
+// How the model must be loaded for such an engine.
+ModelOptions model_options(const ModelFlags& model, const EngineFlags& flags);
 EngineOptions many_requests(const ModelFlags& model, const EngineFlags& flags);
 
 }  // namespace cachalot

@@ -10,39 +10,12 @@ namespace {
 
 constexpr size_t kMaxKeyFile = 16u << 20;
 
-void add_engine_flags(CLI::App& command, ServeFlags& f) {
+void add_queue_flags(CLI::App& command, ServeFlags& f) {
   const char* group = "Engine";
-  command.add_option("--max-num-seqs,--parallel", f.max_num_seqs, "Requests running at the same time")
-      ->type_name("N")
-      ->check(number_between(1, 1 << 16))
-      ->default_str("16")
-      ->group(group);
-  command.add_option("--max-num-batched-tokens,--batch-size", f.max_num_batched_tokens, "Rows of a step")
-      ->type_name("N")
-      ->check(number_between(1, 1 << 20))
-      ->default_str("512")
-      ->group(group);
   command.add_option("--max-queue", f.max_queue, "Requests that may wait, of each class; more are answered 429")
       ->type_name("N")
       ->check(number_between(0, 1 << 20))
       ->default_str("1024")
-      ->group(group);
-  command.add_option("--kv-cache-memory-bytes", f.kv_cache_bytes, "Memory for KV pages [what all requests need, or the device has left]")
-      ->type_name("N")
-      ->check(number_between(0, 1e15))
-      ->group(group);
-  command.add_flag("--no-enable-prefix-caching,--no-prefix-caching", f.no_prefix_caching, "Read every prompt from its beginning")
-      ->group(group);
-  command.add_flag("--batch-invariant", f.batch_invariant, "A request's tokens do not depend on what runs beside it")->group(group);
-  command.add_option("--speculation,--spec-method", f.speculation, "Guess tokens ahead: off, ngram, mtp")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"off", "ngram", "mtp"}).description(""))
-      ->default_str("off")
-      ->group(group);
-  command.add_option("--spec-tokens,--draft-max", f.max_draft_tokens, "Tokens guessed at most")
-      ->type_name("N")
-      ->check(number_between(1, 64))
-      ->default_str("4")
       ->group(group);
   command.add_option("--target-ttft-ms", f.target_first_token_ms, "First token of class P0 within; 0: no target")
       ->type_name("MS")
@@ -190,7 +163,8 @@ void add_serve_flags(CLI::App& command, ServeFlags& flags) {
   command.add_option("model", flags.model.model, "The same as --model")->type_name("PATH");
   command.get_option("--model")->required(false);
   add_cache_flags(command, flags.model);
-  add_engine_flags(command, flags);
+  add_engine_flags(command, flags.engine, {.seqs = 1 << 16, .batched_tokens = 1 << 20});
+  add_queue_flags(command, flags);
   add_chat_flags(command, flags);
   add_sampling_flags(command, flags.sampling);
   for (const char* name : {"--prefill-chunk", "--max-tokens", "--stop", "--ignore-eos", "--logprobs", "--logit-bias", "--seed"})
@@ -200,19 +174,7 @@ void add_serve_flags(CLI::App& command, ServeFlags& flags) {
 }
 
 EngineOptions engine_options(const ServeFlags& f) {
-  EngineOptions out;
-  out.device = f.model.device;
-  out.n_threads = f.model.threads;
-  out.max_context = f.model.max_model_len;
-  out.max_requests = f.max_num_seqs;
-  out.max_step_tokens = f.max_num_batched_tokens;
-  out.block_tokens = f.model.block_size;
-  out.kv_bytes = f.kv_cache_bytes;
-  out.kv_cache_dtype = f.model.kv_cache_dtype;
-  out.prefix_cache = !f.no_prefix_caching;
-  out.batch_invariant = f.batch_invariant;
-  out.speculation = f.speculation;
-  out.max_draft_tokens = f.max_draft_tokens;
+  EngineOptions out = many_requests(f.model, f.engine);
   for (ClassTargets& targets : out.targets) targets.max_waiting = f.max_queue;
   out.targets[0].first_token_seconds = f.target_first_token_ms / 1e3;
   out.targets[0].token_gap_seconds = f.target_token_gap_ms / 1e3;

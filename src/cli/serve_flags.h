@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cachalot/engine.h"
+#include "cli/engine_flags.h"
 #include "cli/run_flags.h"
 #include "server/server.h"
 
@@ -14,11 +15,9 @@ namespace cachalot {
 struct ServeFlags {
   ModelFlags model;
   SamplingFlags sampling;
-  // engine
-  int max_num_seqs = 16, max_num_batched_tokens = 512, max_queue = 1024, max_draft_tokens = 4;
-  double kv_cache_bytes = 0.0, target_first_token_ms = 0.0, target_token_gap_ms = 0.0;
-  bool no_prefix_caching = false, batch_invariant = false;
-  std::string speculation = "off";
+  EngineFlags engine;
+  int max_queue = 1024;
+  double target_first_token_ms = 0.0, target_token_gap_ms = 0.0;
   // model and chat
   std::vector<std::string> names;
   std::string chat_template_file, template_kwargs, tool_call_parser = "auto", reasoning_parser = "auto", default_class = "P0";
