@@ -122,8 +122,8 @@ struct EngineOptions {
   std::string device = "cpu";
   int n_threads = 0;                // 0: one per physical core
   int max_context = 0;              // tokens of one request; 0: the model's own limit, 4,096 at most
-  int max_requests = 16;            // running at the same time
-  int max_step_tokens = 512;        // rows of a step
+  int max_requests = 0;             // running at the same time; 0: 16 on the CPU, 256 on a GPU
+  int max_step_tokens = 0;          // rows of a step; 0: 512 on the CPU, 4,096 on a GPU
   int block_tokens = 16;            // 8, 16, 32 or 64
   double kv_bytes = 0.0;            // memory for KV pages; 0: as much as max_requests of max_context need, or what the device has left
   double memory_utilization = 0.9;  // share of a GPU's memory to use, weights included

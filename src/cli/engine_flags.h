@@ -10,8 +10,9 @@
 namespace cachalot {
 
 struct EngineFlags {
-  int max_num_seqs = 16, max_num_batched_tokens = 512, max_draft_tokens = 4;
-  double kv_cache_bytes = 0.0;
+  int max_num_seqs = 0, max_num_batched_tokens = 0;  // 0: what suits the device
+  int max_draft_tokens = 4;
+  double kv_cache_bytes = 0.0, swap_gib = 0.0;
   bool no_prefix_caching = false, batch_invariant = false;
   std::string speculation = "off";
 };

@@ -189,19 +189,19 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
   constexpr int kDefaultContext = 4096;
   constexpr double kShareOfFree = 0.85;  // the rest is for the activations of a step
   DecoderModelOptions m;
-  if (options.max_requests < 1 || options.max_step_tokens < 1)
-    fail("engine: found {} requests and {} rows of a step, expected 1 or more", options.max_requests, options.max_step_tokens);
+  if (options.max_requests < 0 || options.max_step_tokens < 0)
+    fail("engine: found {} requests and {} rows of a step, expected 0 or more", options.max_requests, options.max_step_tokens);
   (void)speculation_of(options);
   m.max_context = options.max_context > 0 ? options.max_context : std::min(kDefaultContext, decoder.max_positions());
   if (m.max_context > decoder.max_positions())
     fail("engine: found a context of {}, expected at most {} tokens", m.max_context, decoder.max_positions());
-  m.max_requests = options.max_requests;
-  m.max_step_tokens = std::max(options.max_step_tokens, options.max_requests);
+  m.max_requests = options.max_requests > 0 ? options.max_requests : ops.host_memory() ? 16 : 256;
+  m.max_step_tokens = std::max(options.max_step_tokens > 0 ? options.max_step_tokens : ops.host_memory() ? 512 : 4096, m.max_requests);
   m.guesses = speculation_of(options) == CoreOptions::Speculation::mtp;
   if (m.guesses && !decoder.mtp())
     fail("engine: speculation mtp needs a model with a prediction layer, which this one has not, or which was not loaded");
   if (speculation_of(options) != CoreOptions::Speculation::off)
-    m.max_scored_rows = std::max(m.max_scored_rows, options.max_requests * options.max_draft_tokens);
+    m.max_scored_rows = std::max(m.max_scored_rows, m.max_requests * options.max_draft_tokens);
   m.block_tokens = options.block_tokens;
   m.kv_format = kv_format_of(options.kv_cache_dtype, ops);
   // The absorbed form gives a row the same sums whatever chunk it came in.
@@ -235,8 +235,8 @@ std::unique_ptr<Engine> make_engine(Ops& ops, const Decoder& decoder, const Engi
 
 std::unique_ptr<Engine> make_stub_engine(const EngineOptions& options, StubOptions stub) {
   if (options.max_context > 0) stub.max_context = options.max_context;
-  stub.max_requests = options.max_requests;
-  stub.max_step_tokens = std::max(options.max_step_tokens, options.max_requests);
+  if (options.max_requests > 0) stub.max_requests = options.max_requests;
+  stub.max_step_tokens = std::max(options.max_step_tokens > 0 ? options.max_step_tokens : stub.max_step_tokens, stub.max_requests);
   stub.block_tokens = options.block_tokens;
   return make_engine(make_stub_model(std::move(stub)), options);
 }

@@ -9,10 +9,11 @@ namespace cachalot {
 namespace {
 
 constexpr int kMinChunk = 16;  // prompt rows that a step takes in any case, so that prompts move
-// Tokens of a stream without a target of its own come at most this many times slower than without prompts beside it.
+// Tokens of a stream without a target of its own come at most this many times slower than without prompts beside it, unless so few rows
+// would waste more than half of a step: where decoding is very fast, as on a GPU, prompts would hardly move.
 constexpr double kDefaultSlowdown = 5.0;
 // No step of a lower class may be longer than this part of the time that a first token of a higher one has.
-constexpr double kShareOfFirstToken = 0.2;
+constexpr double kShareOfFirstToken = 0.15;
 constexpr double kMargin = 0.9;  // of a target, since costs are estimates
 
 }  // namespace
@@ -90,22 +91,22 @@ void Scheduler::plan_drafts() {
 // Prompt rows of this class that keep the gaps between tokens of the streams that are at least as urgent, and the first tokens of those to
 // come.
 int Scheduler::prompt_rows_beside_decodes(Priority priority) const {
-  double seconds = std::numeric_limits<double>::infinity();
+  int rows = options_.max_step_tokens;
+  const auto keep = [&](double seconds) { rows = std::min(rows, pace_.prompt_rows_within(seconds)); };
   for (size_t c = 0; c <= index(priority); ++c) {
     const bool decodes = std::any_of(plan_.items.begin(), plan_.items.end(),
                                      [&](const StepPlan::Item& item) { return !item.is_prompt && index(item.task->priority) == c; });
     const ClassTargets& targets = options_.targets[c];
     // Whoever comes during a step waits for its end.
-    if (c < index(priority) && targets.first_token_seconds > 0.0)
-      seconds = std::min(seconds, kShareOfFirstToken * targets.first_token_seconds);
+    if (c < index(priority) && targets.first_token_seconds > 0.0) keep(kShareOfFirstToken * targets.first_token_seconds);
     if (!decodes) continue;
     if (targets.token_gap_seconds > 0.0)
-      seconds = std::min(seconds, kMargin * targets.token_gap_seconds);
+      keep(kMargin * targets.token_gap_seconds);
     else if (c == index(Priority::interactive))
-      seconds = std::min(seconds, kDefaultSlowdown * pace_.decode_seconds());
+      rows =
+          std::min(rows, std::max(pace_.prompt_rows_at_half_speed(), pace_.prompt_rows_within(kDefaultSlowdown * pace_.decode_seconds())));
   }
-  return seconds == std::numeric_limits<double>::infinity() ? options_.max_step_tokens
-                                                            : std::max(kMinChunk, pace_.prompt_rows_within(seconds));
+  return std::max(kMinChunk, rows);
 }
 
 void Scheduler::plan_prompts(double now) {

@@ -1,18 +1,22 @@
 // Whole runs on a GPU, through the runner with recorded graphs, on random models of a published shape.
-//   cuda_run_bench run SHAPE FORMAT BATCH IN OUT    SHAPE v2-lite, v2; FORMAT bf16, int4_planar, q4_k, fp8_block
-//   cuda_run_bench sample                           what drawing tokens costs
+//   cuda_run_bench run SHAPE FORMAT BATCH IN OUT         SHAPE v2-lite, v2; FORMAT bf16, int4_planar, q4_k, fp8_block
+//   cuda_run_bench engine SHAPE FORMAT IN OUT BATCH...   the engine's steps beside the same steps without it
+//   cuda_run_bench sample                                what drawing tokens costs
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "base/error.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/random_model.h"
 #include "ops/random_weights.h"
+#include "runtime/engine.h"
 #include "runtime/memory_plan.h"
 
 namespace cachalot::test {
@@ -120,6 +124,75 @@ void bench_run(const std::string& shape, const std::string& format, int batch, i
               static_cast<double>(memory.total) * 1e-9);
 }
 
+// Seconds between the tokens of one request, while all `batch` requests generate.
+std::vector<double> engine_gaps(Loaded& m, const DecoderModelOptions& options, int batch, int n_in, int n_out, const SampleParams& params) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Clock::time_point> last_one;  // tokens of the request that began last
+  int started = 0, ended = 0;
+  Clock::time_point first_end;
+  std::string problem;
+  const auto engine = make_engine(make_decoder_model(*m.uniform, m.decoder, options), EngineOptions{.prefix_cache = false});
+  for (int r = 0; r < batch; ++r) {
+    Request request{.sampling = {.temperature = params.temperature}, .max_tokens = n_out, .ignore_eos = true};
+    for (int i = 0; i < n_in; ++i) request.prompt.push_back((r * 7919 + i * 104729) % 100000);
+    engine->submit(std::move(request), [&, n = 0, last = false](const TokenEvent& e) mutable {
+      const std::lock_guard lock(mutex);
+      if (n++ == 0) last = ++started == batch;
+      if (last) last_one.push_back(Clock::now());
+      if (e.finish == FinishReason::none) return;
+      if (e.finish != FinishReason::length) problem = name_of(e.finish) + (" " + e.error);
+      if (ended++ == 0) first_end = Clock::now();
+      changed.notify_one();
+    });
+  }
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return ended == batch; });
+  if (!problem.empty()) fail("batch {}: a request ended by {}", batch, problem);
+  std::vector<double> gaps;
+  for (size_t i = 2; i < last_one.size() && last_one[i] < first_end; ++i)
+    gaps.push_back(std::chrono::duration<double>(last_one[i] - last_one[i - 1]).count());
+  return gaps;
+}
+
+void bench_engine(const std::string& shape, const std::string& format, int n_in, int n_out, std::span<char*> batches) {
+  Loaded m = load(shape, format);
+  // So hot that the next token, and with it the choice of experts, is any.
+  const SampleParams params{.temperature = 100.0f};
+  for (const char* word : batches) {
+    const int batch = std::atoi(word), pages = (n_in + n_out + 63) / 64;
+    const DecoderModelOptions options{.name = shape,
+                                      .max_context = n_in + n_out,
+                                      .max_requests = batch,
+                                      .max_step_tokens = 8192,
+                                      .block_tokens = 64,
+                                      .n_blocks = batch * pages * 3 / 2 + 16,  // so that all are let in at once
+                                      .kv_format = KvFormat::bf16};
+    std::vector<double> raw;
+    {
+      KvCache cache(*m.uniform, m.config, KvFormat::bf16, 64, batch * pages);
+      Runner runner(*m.uniform, m.decoder, cache, runner_limits(options));
+      runner.rehearse();
+      runner.record_graphs();
+      raw = run_once(m, runner, cache, batch, n_in, n_out, params).steps;
+    }
+    std::vector<double> gaps = engine_gaps(m, options, batch, n_in, n_out, params);
+    if (raw.empty() || gaps.empty()) fail("batch {}: {} output tokens are too few to see all requests generate", batch, n_out);
+    // The engine's requests have read further than the others' while the last prompts were read, so the ends of both runs are compared.
+    const auto tail = [](std::vector<double>& v) {
+      v.erase(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2));
+      std::sort(v.begin(), v.end());
+      return std::pair(v[v.size() / 2], v[v.size() * 99 / 100]);
+    };
+    const size_t n_gaps = gaps.size();
+    const auto [runner_step, runner_slow] = tail(raw);
+    const auto [engine_step, engine_slow] = tail(gaps);
+    std::printf("engine batch %3d, %d in, %d out: %.3f ms a step (p99 %.3f, %zu steps); without the engine %.3f (p99 %.3f); ratio %.3f\n",
+                batch, n_in, n_out, engine_step * 1e3, engine_slow * 1e3, n_gaps, runner_step * 1e3, runner_slow * 1e3,
+                engine_step / runner_step);
+  }
+}
+
 void bench_sample() {
   const auto ops = make_cuda_ops();
   for (const int vocab : {102400, 129280})
@@ -172,10 +245,12 @@ int run(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "run" && argc == 7)
     bench_run(argv[2], argv[3], std::atoi(argv[4]), std::atoi(argv[5]), std::atoi(argv[6]));
+  else if (what == "engine" && argc >= 7)
+    bench_engine(argv[2], argv[3], std::atoi(argv[4]), std::atoi(argv[5]), {argv + 6, static_cast<size_t>(argc - 6)});
   else if (what == "sample")
     bench_sample();
   else {
-    std::printf("cuda_run_bench run v2-lite|v2 FORMAT BATCH IN OUT | sample\n");
+    std::printf("cuda_run_bench run v2-lite|v2 FORMAT BATCH IN OUT | engine v2-lite|v2 FORMAT IN OUT BATCH... | sample\n");
     return 2;
   }
   return 0;

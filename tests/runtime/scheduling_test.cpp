@@ -142,7 +142,7 @@ TEST(Scheduling, PromptsBesideAStreamKeepItsGap) {
 }
 
 struct Load {
-  double urgent_per_second = 0.0, others_per_second = 0.0, seconds = 40.0;
+  double urgent_per_second = 0.0, others_per_second = 0.0, seconds = 100.0;
   bool classes = true;
 };
 struct Outcome {
@@ -214,8 +214,8 @@ TEST(Scheduling, PromisesAreKeptAtTwiceTheCapacity) {
   EXPECT_LE(classes.p99(), 1.5 * alone.p99());
   EXPECT_GE(equal.p99(), 4.0 * classes.p99());
   EXPECT_GE(static_cast<double>(classes.kept), 0.999 * static_cast<double>(classes.kept + classes.broken));
-  EXPECT_GT(classes.n_others_done, 20);
-  EXPECT_GT(classes.n_lowest_done, 2);
+  EXPECT_GT(classes.n_others_done, 50);
+  EXPECT_GT(classes.n_lowest_done, 5);
 }
 
 }  // namespace
