@@ -23,7 +23,7 @@ int64_t elements_of(const TensorInfo& tensor) {
 
 // Numbers that belong to a format or a table, not to the model's parameters.
 bool is_parameter(const TensorInfo& tensor) {
-  return !tensor.name.ends_with("_scale_inv") && tensor.name.find("rope_freqs") == std::string::npos &&
+  return tensor.weights_each != 0 && tensor.name.find("rope_freqs") == std::string::npos &&
          tensor.name.find("rope_factors") == std::string::npos && tensor.name.find("inv_freq") == std::string::npos;
 }
 
@@ -41,7 +41,7 @@ void report_tensors(const Checkpoint& checkpoint, Json& report) {
     sum.elements += n;
     sum.bytes += size;
     bytes += size;
-    if (is_parameter(tensor)) parameters += n;
+    if (is_parameter(tensor)) parameters += n * tensor.weights_each;
     list.push_back({{"name", tensor.name}, {"type", tensor.dtype}, {"shape", tensor.shape}, {"bytes", size}});
   }
   report["parameters"] = parameters;

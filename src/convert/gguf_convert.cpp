@@ -178,7 +178,7 @@ class GgufModelWriter::Impl {
           out_.write(source.matrices[static_cast<size_t>(m)].data.subspan(static_cast<size_t>(row) * bytes.size(), bytes.size()));
           continue;
         }
-        dequant_row(source, m, row, values.data());
+        dequant_row_by_input(source, m, row, values.data());
         quantize_row(format, values.data(), source.in, bytes.data());
         out_.write(bytes);
       }

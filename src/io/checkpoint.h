@@ -1,5 +1,6 @@
 // Checkpoint: a model on disk, whichever container holds it, seen through one set of tensor names (GGUF's: "blk.3.attn_q.weight").
-// Safetensors directories are mapped onto those names by io/name_map. Bytes stay mapped; nothing here knows devices.
+// Safetensors directories are mapped onto those names by io/name_map; quantized ones (AWQ, GPTQ, compressed-tensors, FP8) give their
+// matrices in planar or FP8 form. Bytes stay mapped; nothing here knows devices.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,7 @@ struct TensorInfo {
   std::string file;        // path of the shard that holds it
   std::string_view dtype;  // the file's own word for the type: "BF16", "Q4_K"
   bool has_format = true;  // false: a type that no Format stands for (I64, or F8_E4M3 without scales); `format` means nothing
+  int weights_each = 1;    // weights in each element: 8 in a word of 4-bit codes, 0 where the tensor holds scales, zero points and the like
 };
 
 class Checkpoint {

@@ -1,13 +1,13 @@
-// A Checkpoint in safetensors: one file or shards, Hugging Face names mapped to the canonical ones, FP8 weights joined with the
-// scales that may lie in another shard, experts stacked by their ids.
+// A Checkpoint in safetensors: one file or shards, Hugging Face names mapped to the canonical ones, quantized weights joined with scales
+// and zero points that may lie in another shard, experts stacked by their ids.
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "io/checkpoint_impl.h"
 #include "io/duplicates.h"
 #include "io/name_map.h"
+#include "io/quantized_tensors.h"
 #include "io/safetensors.h"
 #include "io/shard_index.h"
 
@@ -23,29 +23,13 @@ std::string read_companion(const fs::path& path, size_t limit) {
   return fs::exists(path, ignored) ? read_text_file(path, limit) : std::string();
 }
 
-// Only plain weights and DeepSeek's FP8 are read; other schemes store tensors under names and types of their own.
-void check_quantization(std::string_view config_json, const std::string& file) {
-  if (config_json.empty()) return;
-  const auto document = JsonDocument::parse(config_json, file, {.max_bytes = kMiB, .max_depth = 32});
-  const auto quantization = document.root().find("quantization_config");
-  if (!quantization) return;
-  const JsonValue method = quantization->at("quant_method");
-  if (method.string() != "fp8")
-    fail("{}: found \"{}\", expected \"fp8\" or an unquantized model", method.where(), printable(method.string()));
-  if (const std::string fmt = quantization->string_or("fmt", "e4m3"); fmt != "e4m3")
-    fail("{}: fmt: found \"{}\", expected \"e4m3\"", quantization->where(), printable(fmt));
-  const JsonValue block = quantization->at("weight_block_size");
-  std::vector<int64_t> sides;
-  for (const auto side : block.array()) sides.push_back(JsonValue(side, block.where()).integer());
-  if (sides != std::vector<int64_t>{kFp8Block, kFp8Block})
-    fail("{}: found [{}], expected [{}, {}]", block.where(), fmt::join(sides, ", "), kFp8Block, kFp8Block);
-}
-
 class SafetensorsCheckpoint final : public Checkpoint {
  public:
   explicit SafetensorsCheckpoint(const SafetensorsPlace& place) : directory_(place.directory), name_(place.name) {
     config_json_ = read_companion(directory_ / "config.json", kMiB);
-    check_quantization(config_json_, (directory_ / "config.json").string());
+    const std::string gptq = read_companion(directory_ / "quantize_config.json", kMiB),
+                      awq = read_companion(directory_ / "quant_config.json", kMiB);
+    quant_ = read_quant_config({directory_.string(), config_json_, gptq, awq});
     if (place.indexed) {
       add_shards(ShardIndex::open(place.file));
     } else {
@@ -79,6 +63,7 @@ class SafetensorsCheckpoint final : public Checkpoint {
   struct Part {
     int expert = -1;
     uint32_t tensor = 0;  // place in tensors_
+    bool codes = false;   // integer codes, with scales and zero points in other tensors
   };
   using Parts = std::vector<Part>;
 
@@ -86,11 +71,21 @@ class SafetensorsCheckpoint final : public Checkpoint {
   void collect_tensors();
   void map_names();
   const Parts& parts_of(std::string_view canonical) const;
-  WeightBytes matrix_of(const TensorInfo& tensor, int out, int in) const;
+  const TensorInfo* find(std::string_view name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &tensors_[found->second];
+  }
+  [[nodiscard]] FindTensor finder() const {
+    return [this](std::string_view name) { return find(name); };
+  }
+  void check_experts(const Parts& parts, std::string_view canonical, int n_matrices) const;
+  LinearSource planar(const Parts& parts, int n_matrices, int out, int in) const;
+  void add_matrix(LinearSource& source, uint32_t tensor) const;
   void keep_alive(LinearSource& source, uint32_t tensor) const;
 
   fs::path directory_;
   std::string name_, config_json_;
+  QuantConfig quant_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::vector<TensorInfo> tensors_;
   std::vector<uint32_t> first_of_file_;  // place in tensors_ of each file's first tensor
@@ -133,18 +128,26 @@ void SafetensorsCheckpoint::collect_tensors() {
 
 void SafetensorsCheckpoint::map_names() {
   std::vector<bool> covered(tensors_.size());
+  const FindTensor finder = this->finder();
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     TensorInfo& tensor = tensors_[i];
-    const auto scale = tensor.dtype == "F8_E4M3" ? by_name_.find(tensor.name + "_scale_inv") : by_name_.end();
-    if (scale != by_name_.end()) {
+    if (fp8_scales_of(tensor, finder) != nullptr) {
       tensor.format = Format::fp8_block;
       tensor.has_format = true;
     }
-    const auto mapped = map_hf_name(tensor.name);
+    const std::string weight = weight_of_codes(quant_, tensor);
+    const auto mapped = map_hf_name(weight.empty() ? tensor.name : weight);
     if (!mapped) continue;
     covered[i] = true;
-    if (scale != by_name_.end()) covered[scale->second] = true;
-    parts_[mapped->canonical].push_back({mapped->expert, i});
+    parts_[mapped->canonical].push_back({mapped->expert, i, !weight.empty()});
+    if (weight.empty() && tensor.format != Format::fp8_block) continue;
+    if (!weight.empty()) tensor.weights_each = quant_.bits == 8 ? 4 : 8;
+    for (const std::string& name : companions_of(quant_, tensor)) {
+      const auto companion = by_name_.find(name);
+      if (companion == by_name_.end()) continue;
+      covered[companion->second] = true;
+      tensors_[companion->second].weights_each = 0;
+    }
   }
   for (auto& [canonical, parts] : parts_) {
     std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.expert < b.expert; });
@@ -171,20 +174,35 @@ const SafetensorsCheckpoint::Parts& SafetensorsCheckpoint::parts_of(std::string_
   const auto found = parts_.find(canonical);
   if (found != parts_.end()) return found->second;
   const std::string expected = hf_name_of(canonical);
+  // The usual reason: the configuration got lost, and with it what the codes mean.
+  for (const char* ending : {".qweight", ".weight_packed"}) {
+    if (!expected.ends_with(".weight")) break;
+    const std::string codes = expected.substr(0, expected.size() - std::string_view(".weight").size()) + ending;
+    if (const TensorInfo* const tensor = find(codes))
+      fail("{}: tensor \"{}\": found quantized codes, expected \"{}\": {}", tensor->file, printable(codes), expected,
+           quant_.where.empty() ? "config.json has no quantization_config that says how to read them"
+                                : quant_.where + " says something else");
+  }
   fail("{}: the tensor \"{}\" is missing", name_, expected.empty() ? std::string(canonical) : expected);
 }
 
-WeightBytes SafetensorsCheckpoint::matrix_of(const TensorInfo& tensor, int out, int in) const {
-  check_shape(tensor, {out, in});
+void SafetensorsCheckpoint::add_matrix(LinearSource& source, uint32_t place) const {
+  const TensorInfo& tensor = tensors_[place];
+  check_shape(tensor, {source.out, source.in});
   if (tensor.dtype == "F8_E4M3" && !tensor.has_format)
     fail("{}: tensor \"{}\": type F8_E4M3 needs its scales, but the tensor \"{}_scale_inv\" is missing", tensor.file,
          printable(tensor.name), printable(tensor.name));
   check_readable(tensor);
-  if (tensor.format != Format::fp8_block) return {.data = tensor.data};
-  const TensorInfo& scales = tensors_[by_name_.at(tensor.name + "_scale_inv")];
-  if (scales.dtype != "F32") fail("{}: tensor \"{}\": type: found {}, expected F32", scales.file, printable(scales.name), scales.dtype);
-  check_shape(scales, {(out + kFp8Block - 1) / kFp8Block, (in + kFp8Block - 1) / kFp8Block});
-  return {.data = tensor.data, .scales = scales.data};
+  keep_alive(source, place);
+  source.matrices.push_back({.data = tensor.data, .scales = {}, .zeros = {}});
+  if (tensor.format != Format::fp8_block) return;
+  const TensorInfo& scales = *fp8_scales_of(tensor, finder());
+  const Fp8Scales read = read_fp8_scales(scales, source.out, source.in);
+  source.matrices.back().scales = read.bytes;
+  if (read.owned)
+    source.keep_alive.push_back(read.owned);
+  else
+    keep_alive(source, static_cast<uint32_t>(&scales - tensors_.data()));
 }
 
 void SafetensorsCheckpoint::keep_alive(LinearSource& source, uint32_t tensor) const {
@@ -194,28 +212,39 @@ void SafetensorsCheckpoint::keep_alive(LinearSource& source, uint32_t tensor) co
     source.keep_alive.push_back(mapping);
 }
 
-LinearSource SafetensorsCheckpoint::linear(std::string_view canonical, int n_matrices, int out, int in) const {
-  const Parts& parts = parts_of(canonical);
-  const bool stacked = parts[0].expert >= 0;
-  if (!stacked && n_matrices != 1)
+void SafetensorsCheckpoint::check_experts(const Parts& parts, std::string_view canonical, int n_matrices) const {
+  if (parts[0].expert < 0 && n_matrices != 1)
     fail("{}: tensor \"{}\": found one matrix, expected {}", name_, printable(tensors_[parts[0].tensor].name), n_matrices);
-  const TensorInfo& first = tensors_[parts[0].tensor];
-  LinearSource source{.name = first.name, .format = first.format, .out = out, .in = in};
-  for (int i = 0; i < n_matrices; ++i) {
-    const auto place = static_cast<size_t>(i);
-    if (stacked && (place >= parts.size() || parts[place].expert != i))
+  if (parts[0].expert < 0) return;
+  for (int i = 0; i < n_matrices; ++i)
+    if (static_cast<size_t>(i) >= parts.size() || parts[static_cast<size_t>(i)].expert != i)
       fail("{}: the tensor \"{}\" is missing ({} experts expected)", name_, hf_name_of(canonical, i), n_matrices);
-    const TensorInfo& tensor = tensors_[parts[place].tensor];
-    source.matrices.push_back(matrix_of(tensor, out, in));
-    if (tensor.format != first.format)
-      fail("{}: tensor \"{}\": type: found {}, expected {} as \"{}\" has", tensor.file, printable(tensor.name), tensor.dtype, first.dtype,
-           printable(first.name));
-    keep_alive(source, parts[place].tensor);
-    if (tensor.format == Format::fp8_block) keep_alive(source, by_name_.at(tensor.name + "_scale_inv"));
-  }
   if (parts.size() != static_cast<size_t>(n_matrices))
     fail("{}: found the tensor \"{}\", but {} experts are expected", name_,
          printable(tensors_[parts[static_cast<size_t>(n_matrices)].tensor].name), n_matrices);
+}
+
+LinearSource SafetensorsCheckpoint::planar(const Parts& parts, int n_matrices, int out, int in) const {
+  const FindTensor finder = this->finder();
+  std::vector<PlanarWeights> layers;
+  for (int i = 0; i < n_matrices; ++i)
+    layers.push_back(read_planar(quant_, tensors_[parts[static_cast<size_t>(i)].tensor], out, in, finder));
+  return planar_source(tensors_[parts[0].tensor].name, std::move(layers));
+}
+
+LinearSource SafetensorsCheckpoint::linear(std::string_view canonical, int n_matrices, int out, int in) const {
+  const Parts& parts = parts_of(canonical);
+  check_experts(parts, canonical, n_matrices);
+  const TensorInfo& first = tensors_[parts[0].tensor];
+  for (const Part& part : parts) {
+    const TensorInfo& tensor = tensors_[part.tensor];
+    if (part.codes != parts[0].codes || tensor.format != first.format)
+      fail("{}: tensor \"{}\": type: found {}, expected {} as \"{}\" has", tensor.file, printable(tensor.name), tensor.dtype, first.dtype,
+           printable(first.name));
+  }
+  if (parts[0].codes) return planar(parts, n_matrices, out, in);
+  LinearSource source{.name = first.name, .format = first.format, .out = out, .in = in};
+  for (const Part& part : parts) add_matrix(source, part.tensor);
   return source;
 }
 

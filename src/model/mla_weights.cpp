@@ -27,7 +27,7 @@ void split(const MlaDims& d, bool exact, MlaSources& s) {
   for (int h = 0; h < d.n_heads; ++h) {
     float* k = uk_t.data() + static_cast<size_t>(h) * R * P;
     for (int p = 0; p < d.nope; ++p) {
-      dequant_row(s.kv_b, 0, h * per_head + p, row.data());
+      dequant_row_by_input(s.kv_b, 0, h * per_head + p, row.data());
       for (size_t r = 0; r < R; ++r) k[r * P + static_cast<size_t>(p)] = row[r];
     }
   }
@@ -42,7 +42,7 @@ void split(const MlaDims& d, bool exact, MlaSources& s) {
     std::vector<float> uv(H * V * R);
     for (int h = 0; h < d.n_heads; ++h)
       for (int v = 0; v < d.v_dim; ++v)
-        dequant_row(s.kv_b, 0, h * per_head + d.nope + v, uv.data() + (static_cast<size_t>(h) * V + static_cast<size_t>(v)) * R);
+        dequant_row_by_input(s.kv_b, 0, h * per_head + d.nope + v, uv.data() + (static_cast<size_t>(h) * V + static_cast<size_t>(v)) * R);
     s.uv = make_linear_source(s.uv.name, derived_format(s.kv_b.format, exact, uv), uv, d.n_heads, d.v_dim, d.kv_rank);
   }
 }
@@ -54,10 +54,10 @@ void join(const MlaDims& d, bool exact, MlaSources& s) {
   for (int h = 0; h < d.n_heads; ++h) {
     float* head = kv_b.data() + static_cast<size_t>(h) * (P + V) * R;
     for (int r = 0; r < d.kv_rank; ++r) {
-      dequant_row(s.uk_t, h, r, row.data());
+      dequant_row_by_input(s.uk_t, h, r, row.data());
       for (size_t p = 0; p < P; ++p) head[p * R + static_cast<size_t>(r)] = row[p];
     }
-    for (int v = 0; v < d.v_dim; ++v) dequant_row(s.uv, h, v, head + (P + static_cast<size_t>(v)) * R);
+    for (int v = 0; v < d.v_dim; ++v) dequant_row_by_input(s.uv, h, v, head + (P + static_cast<size_t>(v)) * R);
   }
   s.kv_b = make_linear_source(s.kv_b.name, derived_format(s.uk_t.format, exact, kv_b), kv_b, 1, static_cast<int>(H * (P + V)), d.kv_rank);
 }

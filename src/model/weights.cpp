@@ -109,7 +109,7 @@ class Loader {
 
   [[nodiscard]] static LinearSource in_f32(const LinearSource& s) {
     std::vector<float> rows(static_cast<size_t>(s.out) * static_cast<size_t>(s.in));
-    for (int r = 0; r < s.out; ++r) dequant_row(s, 0, r, rows.data() + static_cast<size_t>(r) * static_cast<size_t>(s.in));
+    for (int r = 0; r < s.out; ++r) dequant_row_by_input(s, 0, r, rows.data() + static_cast<size_t>(r) * static_cast<size_t>(s.in));
     return make_linear_source(s.name, Format::f32, rows, 1, s.out, s.in);
   }
 

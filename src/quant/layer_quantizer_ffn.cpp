@@ -152,7 +152,7 @@ void LayerQuantizer::scale_ffn_input(int layer, View x, const std::vector<std::s
     for (int m = 0; m < p.matrix.n_matrices; ++m)
       for (int r = 0; r < p.matrix.out; r += step, ++n) {
         sampled.resize(sampled.size() + hidden);
-        dequant_row(from, m, r, sampled.data() + sampled.size() - hidden);
+        dequant_row_by_input(from, m, r, sampled.data() + sampled.size() - hidden);
       }
     const double share = p.matrix.n_matrices > 1 ? static_cast<double>(config_.router.top_k) / config_.n_experts : 1.0;
     const double weight = share * p.matrix.n_matrices * p.matrix.out / n / (p.matrix.n_matrices > 1 ? config_.router.top_k : 1);

@@ -199,13 +199,12 @@ ErrorSums weighted_error(const QuantizedStack& stack, int m, std::span<const flo
 }
 
 std::vector<float> dequant_matrix(const LinearSource& source, int m, ThreadPool& pool) {
-  CACHALOT_CHECK(source.perm.empty(), "{}: columns in another order", source.name);
   const auto in = static_cast<size_t>(source.in);
   std::vector<float> out(static_cast<size_t>(source.out) * in);
   constexpr int kRowsPerTask = 64;
   pool.run((source.out + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
     for (int r = task * kRowsPerTask; r < std::min((task + 1) * kRowsPerTask, source.out); ++r)
-      dequant_row(source, m, r, out.data() + static_cast<size_t>(r) * in);
+      dequant_row_by_input(source, m, r, out.data() + static_cast<size_t>(r) * in);
   });
   return out;
 }

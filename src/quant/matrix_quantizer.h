@@ -59,7 +59,7 @@ struct ErrorSums {
 };
 ErrorSums weighted_error(const QuantizedStack& stack, int m, std::span<const float> values, std::span<const float> importance);
 
-// All values of one matrix of a source, [out, in]. (Without `perm`: refuses it.)
+// All values of one matrix of a source, [out, in], columns in the order of the inputs.
 std::vector<float> dequant_matrix(const LinearSource& source, int m, ThreadPool& pool);
 
 }  // namespace cachalot

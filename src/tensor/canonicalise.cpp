@@ -1,4 +1,4 @@
-// Unpacking of AWQ and GPTQ words into planar form.
+// Unpacking of AWQ, GPTQ and compressed-tensors words into planar form.
 #include "tensor/canonicalise.h"
 
 #include <algorithm>
@@ -29,13 +29,19 @@ class Words {  // a row-major i32 matrix in unaligned bytes
 
 int field(uint32_t word, int index, int bits) { return static_cast<int>((word >> (index * bits)) & ((1u << bits) - 1u)); }
 
-// The checks that both kinds share; returns the group size with -1 resolved.
-int checked_group(const std::string& name, int out, int in, int group, int per_word) {
+// Groups as a file has them, and the equal ones that they are cut into: `unit` divides `in`, and every stored group but for its end.
+struct Groups {
+  int stored = 0, n_stored = 0, unit = 0;
+  [[nodiscard]] int stored_of(int planar_group) const { return static_cast<int>(static_cast<int64_t>(planar_group) * unit / stored); }
+};
+
+// The checks that all kinds share. per_word codes are in a word.
+Groups checked_groups(const std::string& name, int out, int in, int group, int per_word) {
   if (out <= 0 || in <= 0 || out % per_word != 0 || in % per_word != 0)
     fail("{}: shape [{}, {}], expected positive multiples of {}", name, out, in, per_word);
   if (group == -1) group = in;
-  if (group <= 0 || in % group != 0) fail("{}: group size {}, expected -1 or a divisor of {} input columns", name, group, in);
-  return group;
+  if (group <= 0 || group > in) fail("{}: group size {}, expected -1 or at most {} input columns", name, group, in);
+  return {.stored = group, .n_stored = (in + group - 1) / group, .unit = in % group == 0 ? group : std::gcd(group, in % group)};
 }
 
 void expect_bytes(const std::string& name, const char* tensor, size_t found, const char* type, int rows, int cols, size_t elem_bytes) {
@@ -67,30 +73,46 @@ void put_zero(PlanarWeights& planar, int o, int g, int zero) {
       static_cast<std::byte>(zero);
 }
 
-// f16 [n_groups, out] to [out, n_groups].
-void transpose_scales(std::span<const std::byte> scales, PlanarWeights& planar) {
+// f16 [stored groups, out] to [out, groups].
+void transpose_scales(std::span<const std::byte> scales, const Groups& groups, PlanarWeights& planar) {
   const auto out = static_cast<size_t>(planar.out), n_groups = static_cast<size_t>(planar.in / planar.group);
   for (size_t o = 0; o < out; ++o)
-    for (size_t g = 0; g < n_groups; ++g)
-      std::memcpy(&planar.scales[(o * n_groups + g) * sizeof(uint16_t)], &scales[(g * out + o) * sizeof(uint16_t)], sizeof(uint16_t));
+    for (size_t g = 0; g < n_groups; ++g) {
+      const auto from = static_cast<size_t>(groups.stored_of(static_cast<int>(g)));
+      std::memcpy(&planar.scales[(o * n_groups + g) * sizeof(uint16_t)], &scales[(from * out + o) * sizeof(uint16_t)], sizeof(uint16_t));
+    }
 }
 
-// Columns sorted by group, or nothing when they are in that order already.
-std::vector<int32_t> column_order(const GptqTensors& t, int group) {
-  if (t.g_idx.empty()) return {};
-  expect_bytes(t.name, "g_idx", t.g_idx.size(), "i32", 1, t.in, sizeof(int32_t));
-  const int n_groups = t.in / group;
-  std::vector<int32_t> group_of(static_cast<size_t>(t.in)), count(static_cast<size_t>(n_groups));
-  std::memcpy(group_of.data(), t.g_idx.data(), t.g_idx.size());
+// f16 [out, stored groups] to [out, groups].
+void spread_scales(std::span<const std::byte> scales, const Groups& groups, PlanarWeights& planar) {
+  const auto n_groups = static_cast<size_t>(planar.in / planar.group), n_stored = static_cast<size_t>(groups.n_stored);
+  for (size_t o = 0; o < static_cast<size_t>(planar.out); ++o)
+    for (size_t g = 0; g < n_groups; ++g) {
+      const auto from = static_cast<size_t>(groups.stored_of(static_cast<int>(g)));
+      std::memcpy(&planar.scales[(o * n_groups + g) * sizeof(uint16_t)], &scales[(o * n_stored + from) * sizeof(uint16_t)],
+                  sizeof(uint16_t));
+    }
+}
+
+// Columns sorted by group, or nothing when they are in that order already. `name` is the tensor's.
+std::vector<int32_t> column_order(const std::string& name, std::span<const std::byte> g_idx, int in, const Groups& groups) {
+  if (g_idx.empty()) return {};
+  const auto n_columns = static_cast<size_t>(in);
+  if (g_idx.size() != n_columns * sizeof(int32_t))
+    fail("{}: found {} bytes, expected {} of i32 [{}]", name, g_idx.size(), n_columns * sizeof(int32_t), in);
+  std::vector<int32_t> group_of(n_columns), count(static_cast<size_t>(groups.n_stored));
+  std::memcpy(group_of.data(), g_idx.data(), g_idx.size());
   for (const int32_t g : group_of) {
-    if (g < 0 || g >= n_groups) fail("{}.g_idx: found group {}, expected 0 to {}", t.name, g, n_groups - 1);
+    if (g < 0 || g >= groups.n_stored) fail("{}: found group {}, expected 0 to {}", name, g, groups.n_stored - 1);
     ++count[static_cast<size_t>(g)];
   }
-  for (int g = 0; g < n_groups; ++g)
-    if (count[static_cast<size_t>(g)] != group)
-      fail("{}.g_idx: found {} columns in group {}, expected {}", t.name, count[static_cast<size_t>(g)], g, group);
+  for (int g = 0; g < groups.n_stored; ++g) {
+    const int expected = std::min(groups.stored, in - g * groups.stored);
+    if (count[static_cast<size_t>(g)] != expected)
+      fail("{}: found {} columns in group {}, expected {}", name, count[static_cast<size_t>(g)], g, expected);
+  }
   if (std::is_sorted(group_of.begin(), group_of.end())) return {};
-  std::vector<int32_t> order(static_cast<size_t>(t.in));
+  std::vector<int32_t> order(n_columns);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int32_t a, int32_t b) { return group_of[static_cast<size_t>(a)] < group_of[static_cast<size_t>(b)]; });
@@ -145,43 +167,101 @@ void unpack_gptq_codes(const Words& codes, PlanarWeights& planar) {
         store(&planar.codes[static_cast<size_t>(o) * row_bytes + static_cast<size_t>(r) * sizeof(uint32_t)], codes.at(r, o));
 }
 
+// Layers as f16 in the order of their inputs.
+LinearSource decoded(std::string name, const std::vector<PlanarWeights>& layers) {
+  const PlanarWeights& first = layers.front();
+  const size_t row = row_bytes(Format::f16, first.in), matrix = row * static_cast<size_t>(first.out);
+  const auto memory = std::make_shared<std::vector<std::byte>>(matrix * layers.size());
+  LinearSource source{.name = std::move(name), .format = Format::f16, .out = first.out, .in = first.in};
+  std::vector<float> values(static_cast<size_t>(first.in));
+  for (size_t m = 0; m < layers.size(); ++m) {
+    const PlanarWeights& layer = layers[m];
+    const LinearSource one{.name = source.name,
+                           .format = layer.bits == 4 ? Format::int4_planar : Format::int8_planar,
+                           .out = layer.out,
+                           .in = layer.in,
+                           .group = layer.group,
+                           .matrices = {{.data = layer.codes, .scales = layer.scales, .zeros = layer.zeros}},
+                           .perm = layer.perm};
+    std::byte* const to = memory->data() + m * matrix;
+    for (int r = 0; r < layer.out; ++r) {
+      dequant_row_by_input(one, 0, r, values.data());
+      quantize_row(Format::f16, values.data(), layer.in, to + static_cast<size_t>(r) * row);
+    }
+    source.matrices.push_back({.data = {to, matrix}, .scales = {}, .zeros = {}});
+  }
+  source.keep_alive.push_back(memory);
+  validate(source);
+  return source;
+}
+
 }  // namespace
 
 PlanarWeights canonicalise(const AwqTensors& t) {
   constexpr int kPerWord = 8;
-  const int group = checked_group(t.name, t.out, t.in, t.group, kPerWord), n_groups = t.in / group, n_words = t.out / kPerWord;
+  const Groups groups = checked_groups(t.name, t.out, t.in, t.group, kPerWord);
+  const int n_words = t.out / kPerWord;
+  if (groups.unit != groups.stored) fail("{}: group size {}, expected -1 or a divisor of {} input columns", t.name, t.group, t.in);
   expect_bytes(t.name, "qweight", t.qweight.size(), "i32", t.in, n_words, sizeof(uint32_t));
-  expect_packed_zeros(t.name, t.qzeros, n_groups, t.out, kPerWord);
-  expect_bytes(t.name, "scales", t.scales.size(), "f16", n_groups, t.out, sizeof(uint16_t));
+  expect_packed_zeros(t.name, t.qzeros, groups.n_stored, t.out, kPerWord);
+  expect_bytes(t.name, "scales", t.scales.size(), "f16", groups.n_stored, t.out, sizeof(uint16_t));
 
-  PlanarWeights planar = allocate(t.out, t.in, 4, group);
+  PlanarWeights planar = allocate(t.out, t.in, 4, groups.unit);
   unpack_awq_codes(Words(t.qweight, n_words), planar);
   const Words zeros(t.qzeros, n_words);
   for (int o = 0; o < t.out; ++o)
-    for (int g = 0; g < n_groups; ++g) put_zero(planar, o, g, field(zeros.at(g, o / kPerWord), kAwqNibble[o % kPerWord], 4));
-  transpose_scales(t.scales, planar);
+    for (int g = 0; g < groups.n_stored; ++g) put_zero(planar, o, g, field(zeros.at(g, o / kPerWord), kAwqNibble[o % kPerWord], 4));
+  transpose_scales(t.scales, groups, planar);
   return planar;
 }
 
 PlanarWeights canonicalise(const GptqTensors& t) {
   if (t.bits != 4 && t.bits != 8) fail("{}: found {} bits, expected 4 or 8", t.name, t.bits);
-  const int per_word = 32 / t.bits, group = checked_group(t.name, t.out, t.in, t.group, per_word), n_groups = t.in / group;
+  const int per_word = 32 / t.bits;
+  const Groups groups = checked_groups(t.name, t.out, t.in, t.group, per_word);
   expect_bytes(t.name, "qweight", t.qweight.size(), "i32", t.in / per_word, t.out, sizeof(uint32_t));
-  expect_packed_zeros(t.name, t.qzeros, n_groups, t.out, per_word);
-  expect_bytes(t.name, "scales", t.scales.size(), "f16", n_groups, t.out, sizeof(uint16_t));
-  std::vector<int32_t> order = column_order(t, group);
+  expect_packed_zeros(t.name, t.qzeros, groups.n_stored, t.out, per_word);
+  expect_bytes(t.name, "scales", t.scales.size(), "f16", groups.n_stored, t.out, sizeof(uint16_t));
+  std::vector<int32_t> order = column_order(t.name + ".g_idx", t.g_idx, t.in, groups);
 
-  PlanarWeights planar = allocate(t.out, t.in, t.bits, group);
+  PlanarWeights planar = allocate(t.out, t.in, t.bits, groups.unit);
   unpack_gptq_codes(Words(t.qweight, t.out), planar);
   const Words zeros(t.qzeros, t.out / per_word);
   for (int o = 0; o < t.out; ++o) {
-    for (int g = 0; g < n_groups; ++g) {
-      const int zero = field(zeros.at(g, o / per_word), o % per_word, t.bits) + (t.version == GptqVersion::v1 ? 1 : 0);
-      if (zero > 255) fail("{}.qzeros: found zero point {} in group {} of output {}, expected at most 255", t.name, zero, g, o);
+    for (int g = 0; g < t.in / groups.unit; ++g) {
+      const int from = groups.stored_of(g);
+      const int zero = field(zeros.at(from, o / per_word), o % per_word, t.bits) + (t.version == GptqVersion::v1 ? 1 : 0);
+      if (zero > 255) fail("{}.qzeros: found zero point {} in group {} of output {}, expected at most 255", t.name, zero, from, o);
       put_zero(planar, o, g, zero);
     }
   }
-  transpose_scales(t.scales, planar);
+  transpose_scales(t.scales, groups, planar);
+  if (!order.empty()) reorder_columns(planar, order);
+  planar.perm = std::move(order);
+  return planar;
+}
+
+PlanarWeights canonicalise(const PackQuantizedTensors& t) {
+  if (t.bits != 4 && t.bits != 8) fail("{}: found {} bits, expected 4 or 8", t.name, t.bits);
+  const int per_word = 32 / t.bits;
+  // Rows need not fill whole words where there are no zero points, which are packed along them.
+  const Groups groups =
+      checked_groups(t.name, t.weight_zero_point.empty() ? std::max(t.out, 0) * per_word : t.out, t.in, t.group, per_word);
+  expect_bytes(t.name, "weight_packed", t.weight_packed.size(), "i32", t.out, t.in / per_word, sizeof(uint32_t));
+  expect_bytes(t.name, "weight_scale", t.weight_scale.size(), "f16", t.out, groups.n_stored, sizeof(uint16_t));
+  if (!t.weight_zero_point.empty())
+    expect_bytes(t.name, "weight_zero_point", t.weight_zero_point.size(), "i32", t.out / per_word, groups.n_stored, sizeof(uint32_t));
+  std::vector<int32_t> order = column_order(t.name + ".weight_g_idx", t.weight_g_idx, t.in, groups);
+
+  PlanarWeights planar = allocate(t.out, t.in, t.bits, groups.unit);
+  std::memcpy(planar.codes.data(), t.weight_packed.data(), planar.codes.size());  // words along `in`, lowest bits first
+  const int middle = 1 << (t.bits - 1);
+  const Words zeros(t.weight_zero_point, groups.n_stored);
+  for (int o = 0; o < t.out; ++o)
+    for (int g = 0; g < t.in / groups.unit; ++g)
+      put_zero(planar, o, g,
+               t.weight_zero_point.empty() ? middle : field(zeros.at(o / per_word, groups.stored_of(g)), o % per_word, t.bits));
+  spread_scales(t.weight_scale, groups, planar);
   if (!order.empty()) reorder_columns(planar, order);
   planar.perm = std::move(order);
   return planar;
@@ -189,21 +269,23 @@ PlanarWeights canonicalise(const GptqTensors& t) {
 
 LinearSource planar_source(std::string name, std::vector<PlanarWeights> layers) {
   if (layers.empty()) fail("{}: no layer, expected at least one", name);
-  const auto owned = std::make_shared<const std::vector<PlanarWeights>>(std::move(layers));
-  const PlanarWeights& first = owned->front();
-  LinearSource source{.name = std::move(name),
-                      .format = first.bits == 4 ? Format::int4_planar : Format::int8_planar,
-                      .out = first.out,
-                      .in = first.in,
-                      .group = first.group,
-                      .perm = first.perm};
-  for (const PlanarWeights& layer : *owned) {
+  const PlanarWeights& first = layers.front();
+  bool one_order = true;
+  for (const PlanarWeights& layer : layers) {
     if (layer.out != first.out || layer.in != first.in || layer.bits != first.bits || layer.group != first.group)
-      fail("{}: found [{}, {}] of {} bits in groups of {} beside [{}, {}] of {} bits in groups of {}, expected equal layers", source.name,
+      fail("{}: found [{}, {}] of {} bits in groups of {} beside [{}, {}] of {} bits in groups of {}, expected equal layers", name,
            layer.out, layer.in, layer.bits, layer.group, first.out, first.in, first.bits, first.group);
-    if (layer.perm != first.perm) fail("{}: stacked act-order layers differ in column order, expected one order for all", source.name);
-    source.matrices.push_back({.data = layer.codes, .scales = layer.scales, .zeros = layer.zeros});
+    one_order = one_order && layer.perm == first.perm;
   }
+  if (!one_order) return decoded(std::move(name), layers);
+  const auto owned = std::make_shared<const std::vector<PlanarWeights>>(std::move(layers));
+  LinearSource source{.name = std::move(name),
+                      .format = owned->front().bits == 4 ? Format::int4_planar : Format::int8_planar,
+                      .out = owned->front().out,
+                      .in = owned->front().in,
+                      .group = owned->front().group,
+                      .perm = owned->front().perm};
+  for (const PlanarWeights& layer : *owned) source.matrices.push_back({.data = layer.codes, .scales = layer.scales, .zeros = layer.zeros});
   source.keep_alive.push_back(owned);
   validate(source);
   return source;

@@ -101,6 +101,13 @@ void dequant_row(const LinearSource& source, int matrix, int row, float* out) {
   dequant_row(source.format, weight.data.data() + static_cast<size_t>(row) * row_bytes(source.format, source.in), source.in, out);
 }
 
+void dequant_row_by_input(const LinearSource& source, int matrix, int row, float* out) {
+  if (source.perm.empty()) return dequant_row(source, matrix, row, out);
+  std::vector<float> stored(static_cast<size_t>(source.in));
+  dequant_row(source, matrix, row, stored.data());
+  for (size_t k = 0; k < stored.size(); ++k) out[source.perm[k]] = stored[k];
+}
+
 LinearSource make_linear_source(std::string name, Format format, std::span<const float> values, int n_matrices, int out, int in) {
   CACHALOT_CHECK(n_matrices > 0 && out > 0 && in > 0, "{}: {} of [{}, {}]", name, n_matrices, out, in);
   const size_t n_elems = static_cast<size_t>(out) * static_cast<size_t>(in);

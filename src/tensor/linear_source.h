@@ -39,6 +39,8 @@ void validate(const LinearSource& source);
 
 // Row `row` of matrix `matrix` as f32 [in]: the oracle for every kernel. (With `perm`, in the order of the stored columns.)
 void dequant_row(const LinearSource& source, int matrix, int row, float* out);
+// The same in the order of the inputs, whatever `perm` says: out[k] multiplies x[k].
+void dequant_row_by_input(const LinearSource& source, int matrix, int row, float* out);
 
 // A LinearSource that owns f32 [n_matrices, out, in] values stored as `format` (fp8_block, or one that
 // quantize_row writes).

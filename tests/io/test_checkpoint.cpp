@@ -201,7 +201,7 @@ TEST_F(MadeCheckpoint, ChecksScalesOfFp8) {
   weight(1, {192, 300});
   scale(1, "F32", {3, 2});
   weight(2, {192, 300});
-  scale(2, "BF16", {2, 3});
+  scale(2, "I32", {2, 3});
   weight(3, {192, 300});
   scale(9, "F32", {2, 3});
   const auto checkpoint = open();
@@ -209,7 +209,7 @@ TEST_F(MadeCheckpoint, ChecksScalesOfFp8) {
   EXPECT_THAT(refusal(checkpoint, "blk.1.attn_output.weight", 1, 192, 300),
               AllOf(HasSubstr("layers.1.self_attn.o_proj.weight_scale_inv"), HasSubstr("found [3, 2], expected [2, 3]")));
   EXPECT_THAT(refusal(checkpoint, "blk.2.attn_output.weight", 1, 192, 300),
-              AllOf(HasSubstr("o_proj.weight_scale_inv"), HasSubstr("found BF16, expected F32")));
+              AllOf(HasSubstr("o_proj.weight_scale_inv"), HasSubstr("found I32, expected F32, BF16 or F16")));
   EXPECT_THAT(refusal(checkpoint, "blk.3.attn_output.weight", 1, 192, 300),
               HasSubstr("\"model.layers.3.self_attn.o_proj.weight_scale_inv\" is missing"));
   EXPECT_EQ(checkpoint->unmapped(), std::vector<std::string>{"model.layers.9.self_attn.o_proj.weight_scale_inv"});

@@ -178,14 +178,13 @@ TEST_F(Directory, RefusesOtherQuantizationByName) {
     put("config.json", "{\"model_type\":\"llama\",\"quantization_config\":" + quantization + "}");
     return refusal();
   };
-  for (const char* method : {"awq", "gptq", "compressed-tensors", "bitsandbytes"}) {
+  for (const char* method : {"bitsandbytes", "hqq", "modelopt"}) {
     EXPECT_THAT(config(fmt::format(R"({{"quant_method":"{}"}})", method)),
-                AllOf(HasSubstr("config.json: quantization_config: quant_method"), HasSubstr(method), HasSubstr("expected \"fp8\"")));
+                AllOf(HasSubstr("config.json: quantization_config: quant_method"), HasSubstr(method), HasSubstr("\"fp8\"")));
   }
   EXPECT_THAT(config("{}"), HasSubstr("\"quant_method\" is missing"));
   EXPECT_THAT(config("[]"), HasSubstr("found an array, expected an object"));
   EXPECT_THAT(config(R"({"quant_method":8})"), HasSubstr("found an integer, expected a string"));
-  EXPECT_THAT(config(R"({"quant_method":"fp8"})"), HasSubstr("\"weight_block_size\" is missing"));
   EXPECT_THAT(config(R"({"quant_method":"fp8","weight_block_size":[64,128]})"), HasSubstr("found [64, 128], expected [128, 128]"));
   EXPECT_THAT(config(R"({"quant_method":"fp8","weight_block_size":[128]})"), HasSubstr("found [128], expected [128, 128]"));
   EXPECT_THAT(config(R"({"quant_method":"fp8","fmt":"e5m2","weight_block_size":[128,128]})"),

@@ -9,6 +9,7 @@
 
 #include "base/float_formats.h"
 #include "support/support.h"
+#include "tensor/pack_words.h"
 
 namespace cachalot {
 namespace {
@@ -158,7 +159,7 @@ TEST(Awq, RefusesWhatDoesNotFit) {
   EXPECT_EQ(error([](AwqTensors& t) { t.scales = {}; }), "mlp.up.scales: found 0 bytes, expected 64 of f16 [2, 16]");
   EXPECT_EQ(error([](AwqTensors& t) { t.qzeros = t.qzeros.first(8); }), "mlp.up.qzeros: found 8 bytes, expected 16 of i32 [2, 2]");
   EXPECT_EQ(error([](AwqTensors& t) { t.group = 3; }), "mlp.up: group size 3, expected -1 or a divisor of 8 input columns");
-  EXPECT_EQ(error([](AwqTensors& t) { t.group = 0; }), "mlp.up: group size 0, expected -1 or a divisor of 8 input columns");
+  EXPECT_EQ(error([](AwqTensors& t) { t.group = 0; }), "mlp.up: group size 0, expected -1 or at most 8 input columns");
   EXPECT_EQ(error([](AwqTensors& t) { t.out = 12; }), "mlp.up: shape [12, 8], expected positive multiples of 8");
   EXPECT_EQ(error([](AwqTensors& t) { t.in = -8; }), "mlp.up: shape [16, -8], expected positive multiples of 8");
 }
@@ -290,8 +291,8 @@ TEST(Gptq, RefusesWhatDoesNotFit) {
   EXPECT_EQ(c.error([](GptqTensors& t) { t.bits = 0; }), "l: found 0 bits, expected 4 or 8");
   EXPECT_EQ(c.error([](GptqTensors& t) { t.qweight = t.qweight.first(32); }), "l.qweight: found 32 bytes, expected 64 of i32 [1, 16]");
   EXPECT_EQ(c.error([](GptqTensors& t) { t.scales = t.scales.first(32); }), "l.scales: found 32 bytes, expected 64 of f16 [2, 16]");
-  EXPECT_EQ(c.error([](GptqTensors& t) { t.g_idx = t.g_idx.first(28); }), "l.g_idx: found 28 bytes, expected 32 of i32 [1, 8]");
-  EXPECT_EQ(c.error([](GptqTensors& t) { t.group = 16; }), "l: group size 16, expected -1 or a divisor of 8 input columns");
+  EXPECT_EQ(c.error([](GptqTensors& t) { t.g_idx = t.g_idx.first(28); }), "l.g_idx: found 28 bytes, expected 32 of i32 [8]");
+  EXPECT_EQ(c.error([](GptqTensors& t) { t.group = 16; }), "l: group size 16, expected -1 or at most 8 input columns");
   const std::vector<uint32_t> unpacked(2 * 16);
   EXPECT_THAT(c.error([&](GptqTensors& t) { t.qzeros = as_bytes(unpacked); }), HasSubstr("unpacked zero points are not supported"));
   EXPECT_THAT(c.error([&](GptqTensors& t) { t.qzeros = as_bytes(unpacked).first(32); }), HasSubstr("unpacked zero points"));
@@ -306,6 +307,133 @@ TEST(Gptq, RefusesBrokenGroupIndices) {
   EXPECT_EQ(c.error(nothing), "l.g_idx: found group -1, expected 0 to 1");
   c.g_idx[2] = 1;
   EXPECT_EQ(c.error(nothing), "l.g_idx: found 3 columns in group 0, expected 4");
+}
+
+// The last group has fewer columns: 20 = 8 + 8 + 4 here. All are cut into groups of 4.
+TEST(Gptq, TheLastGroupMayBeShorter) {
+  for (const bool ordered : {false, true}) {
+    Layer whole(8, 24, 8, 8, 11);  // codes and scales of three groups, of which only 20 columns are used
+    Layer layer = whole;
+    layer.in = 20;
+    layer.codes.clear();
+    for (int o = 0; o < 8; ++o)
+      for (int k = 0; k < 20; ++k) layer.codes.push_back(whole.code(o, k));
+    layer.g_idx.resize(20);
+    if (ordered) std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(3));
+    GptqWords words = gptq_words(layer, 0);
+    words.qzeros = gptq_words(whole, 0).qzeros;
+    const PlanarWeights planar = canonicalise(GptqTensors{.name = "l",
+                                                          .out = 8,
+                                                          .in = 20,
+                                                          .bits = 8,
+                                                          .group = 8,
+                                                          .version = GptqVersion::v2,
+                                                          .qweight = as_bytes(words.qweight),
+                                                          .qzeros = as_bytes(words.qzeros),
+                                                          .scales = as_bytes(layer.scales),
+                                                          .g_idx = as_bytes(layer.g_idx)});
+    EXPECT_EQ(planar.group, 4);
+    expect_values(layer, planar);
+  }
+}
+
+// Columns as in GPTQ, but rows of words, scales by row, and zero points packed along the outputs.
+TEST(PackQuantized, ReadsCodesScalesAndZeroPoints) {
+  for (const int bits : {4, 8})
+    for (const bool symmetric : {false, true}) {
+      Layer layer(16, 64, bits, 16, 21);
+      if (symmetric) std::fill(layer.zeros.begin(), layer.zeros.end(), 1 << (bits - 1));
+      std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(9));
+      const int n = 32 / bits;
+      std::vector<uint32_t> codes, zeros;
+      for (int o = 0; o < 16; ++o)
+        for (int w = 0; w < 64 / n; ++w) {
+          uint32_t word = 0;
+          for (int j = 0; j < n; ++j) word |= static_cast<uint32_t>(layer.code(o, w * n + j)) << (j * bits);
+          codes.push_back(word);
+        }
+      for (int r = 0; r < 16 / n; ++r)
+        for (int g = 0; g < 4; ++g) {
+          uint32_t word = 0;
+          for (int j = 0; j < n; ++j) word |= static_cast<uint32_t>(layer.zeros[static_cast<size_t>(g * 16 + r * n + j)]) << (j * bits);
+          zeros.push_back(word);
+        }
+      std::vector<uint16_t> scales;
+      for (int o = 0; o < 16; ++o)
+        for (int g = 0; g < 4; ++g) scales.push_back(layer.scales[static_cast<size_t>(g * 16 + o)]);
+      PackQuantizedTensors tensors{.name = "l",
+                                   .out = 16,
+                                   .in = 64,
+                                   .bits = bits,
+                                   .group = 16,
+                                   .weight_packed = as_bytes(codes),
+                                   .weight_scale = as_bytes(scales),
+                                   .weight_zero_point = as_bytes(zeros),
+                                   .weight_g_idx = as_bytes(layer.g_idx)};
+      if (symmetric) tensors.weight_zero_point = {};
+      expect_values(layer, canonicalise(tensors));
+      tensors.weight_scale = tensors.weight_scale.first(8);
+      EXPECT_THAT(test::error_of([&] { canonicalise(tensors); }), HasSubstr("l.weight_scale: found 8 bytes, expected 128 of f16 [16, 4]"));
+    }
+}
+
+// The packers of src give the words of the packers above.
+TEST(PackWords, AreTheWordsOfTheFormats) {
+  for (const int bits : {4, 8}) {
+    Layer layer(16, 64, bits, 16, 31);
+    for (int& zero : layer.zeros) zero = std::max(zero, 1);
+    const GptqWords words = gptq_words(layer, 0), less_one = gptq_words(layer, -1);
+    const LinearSource source = planar_source("l", {canonicalise(GptqTensors{.name = "l",
+                                                                             .out = 16,
+                                                                             .in = 64,
+                                                                             .bits = bits,
+                                                                             .group = 16,
+                                                                             .version = GptqVersion::v2,
+                                                                             .qweight = as_bytes(words.qweight),
+                                                                             .qzeros = as_bytes(words.qzeros),
+                                                                             .scales = as_bytes(layer.scales),
+                                                                             .g_idx = {}})});
+    const auto equal = [](const std::vector<std::byte>& found, const auto& values) {
+      const auto wanted = as_bytes(values);
+      return std::equal(found.begin(), found.end(), wanted.begin(), wanted.end());
+    };
+    const cachalot::GptqWords v1 = pack_gptq(source, 0, GptqVersion::v1), v2 = pack_gptq(source, 0, GptqVersion::v2);
+    EXPECT_TRUE(equal(v1.qweight, words.qweight) && equal(v1.qzeros, less_one.qzeros) && equal(v1.scales, layer.scales));
+    EXPECT_TRUE(equal(v2.qweight, words.qweight) && equal(v2.qzeros, words.qzeros) && equal(v2.g_idx, layer.g_idx));
+    const PackQuantizedWords packed = pack_quantized(source, 0, false);
+    expect_values(layer, canonicalise(PackQuantizedTensors{.name = "l",
+                                                           .out = 16,
+                                                           .in = 64,
+                                                           .bits = bits,
+                                                           .group = 16,
+                                                           .weight_packed = packed.weight_packed,
+                                                           .weight_scale = packed.weight_scale,
+                                                           .weight_zero_point = packed.weight_zero_point,
+                                                           .weight_g_idx = {}}));
+    EXPECT_THAT(test::error_of([&] { pack_quantized(source, 0, true); }), HasSubstr("of symmetric weights"));
+    if (bits == 8) {
+      EXPECT_THAT(test::error_of([&] { pack_awq(source, 0); }), HasSubstr("found codes of 8 bits, expected 4 for AWQ"));
+      continue;
+    }
+    const AwqWords awq = pack_awq(source, 0);
+    EXPECT_TRUE(equal(awq.qweight, awq_words(64, 16, [&](int k, int o) { return layer.code(o, k); })));
+    EXPECT_TRUE(equal(awq.qzeros, awq_words(4, 16, [&](int g, int o) { return layer.zeros[static_cast<size_t>(g * 16 + o)]; })));
+  }
+}
+
+TEST(PackWords, RefuseZeroPointsThatHaveNoPlace) {
+  PlanarWeights planar{.out = 8, .in = 8, .bits = 4, .group = 8};
+  planar.codes.resize(32);
+  planar.scales.resize(16);
+  planar.zeros.assign(8, std::byte{16});  // as GPTQ v1 has them
+  const LinearSource high = planar_source("l", {planar});
+  EXPECT_NO_THROW(pack_gptq(high, 0, GptqVersion::v1));
+  EXPECT_EQ(test::error_of([&] { pack_gptq(high, 0, GptqVersion::v2); }),
+            "l: found the zero point 16 in group 0 of output 0, expected 0 to 15 for GPTQ v2");
+  EXPECT_THAT(test::error_of([&] { pack_awq(high, 0); }), HasSubstr("expected 0 to 15 for AWQ"));
+  planar.zeros.assign(8, std::byte{0});
+  EXPECT_THAT(test::error_of([&] { pack_gptq(planar_source("l", {planar}), 0, GptqVersion::v1); }),
+              HasSubstr("expected 1 to 16 for GPTQ v1"));
 }
 
 TEST(PlanarSource, StacksEqualLayersOnly) {
@@ -334,10 +462,18 @@ TEST(PlanarSource, StacksEqualLayersOnly) {
                 planar_source("experts", {planar(8, 1, false), planar(16, 2, false)});
               }),
               HasSubstr("experts: found [16, 32] of 4 bits in groups of 8 beside [8, 32]"));
-  EXPECT_THAT(test::error_of([&] {
-                planar_source("experts", {planar(8, 1, true), planar(8, 2, true)});
-              }),
-              HasSubstr("experts: stacked act-order layers differ in column order"));
+  const PlanarWeights ordered[2] = {planar(8, 1, true), planar(8, 2, true)};
+  const LinearSource halves = planar_source("experts", {ordered[0], ordered[1]});
+  EXPECT_EQ(halves.format, Format::f16);
+  for (int m = 0; m < 2; ++m) {
+    const LinearSource one = planar_source("expert", {ordered[m]});
+    std::vector<float> by_input(32);
+    for (int r = 0; r < 8; ++r) {
+      dequant_row(halves, m, r, row.data());
+      dequant_row_by_input(one, 0, r, by_input.data());
+      for (size_t k = 0; k < 32; ++k) EXPECT_EQ(row[k], f16_to_f32(f32_to_f16(by_input[k])));
+    }
+  }
   EXPECT_EQ(test::error_of([&] { planar_source("experts", {}); }), "experts: no layer, expected at least one");
 }
 
