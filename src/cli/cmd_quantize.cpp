@@ -2,18 +2,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <optional>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "cli/backend.h"
 #include "cli/commands.h"
 #include "cli/load_tokenizer.h"
 #include "cli/process.h"
 #include "cli/read_file.h"
 #include "cli/run_flags.h"
+#include "convert/hf_view.h"
 #include "io/atomic_file.h"
 #include "quant/gguf_sink.h"
+#include "quant/hf_sink.h"
 #include "quant/mix_search.h"
 #include "quant/report.h"
 #include "text/chat_prompt.h"
@@ -24,13 +28,13 @@ namespace {
 constexpr size_t kMaxText = 1u << 30;  // bytes
 
 struct QuantizeFlags {
-  std::string model, out, type = "q4_k_m", method = "rtn", device = "cpu", report, tokenizer;
+  std::string model, out, format, type, method = "rtn", device = "cpu", report, tokenizer;
   std::vector<std::string> domains, calibration, evaluation, rules, keep;
   int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
   int64_t tokens = 65536;
-  double damping = 0.01, target_bits = 0.0, target_ppl = 0.0;
-  bool force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false, quantized_inputs = false,
-       no_act_order = false, dry_run = false;
+  double damping = 0.01, target_bits = 0.0, target_ppl = 0.0, shard_gigabytes = 5.0;
+  bool resume = false, force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false,
+       quantized_inputs = false, no_act_order = false, dry_run = false;
 };
 
 Method method_of(const std::string& name) {
@@ -52,10 +56,19 @@ Scheme scheme_named(const std::string& name, const char* flag) {
   return *scheme;
 }
 
+// gguf for a file's name, unless --format says something.
+FileFormat format_of(const QuantizeFlags& flags) {
+  if (flags.format.empty()) return FileFormat::gguf;
+  const auto format = file_format_of_name(flags.format);
+  if (!format) fail("--format: found \"{}\", expected gguf, awq, gptq, gptq_v2, compressed-tensors or fp8", printable(flags.format));
+  return *format;
+}
+
 Recipe recipe_of(const QuantizeFlags& flags, const Config& config) {
   Recipe recipe;
   recipe.method = method_of(flags.method);
-  recipe.split_kv_b = config.mla;
+  const bool gguf = format_of(flags) == FileFormat::gguf;
+  recipe.split_kv_b = config.mla && gguf;
   recipe.min_expert_tokens = flags.min_expert_tokens;
   recipe.all_experts = flags.all_experts;
   recipe.meet_earlier_errors = !flags.quantized_inputs;
@@ -74,7 +87,7 @@ Recipe recipe_of(const QuantizeFlags& flags, const Config& config) {
     recipe.scheme = {flags.type.starts_with("q4") ? Format::q4_k : Format::q5_k};
   } else {
     recipe.scheme = scheme_named(flags.type, "--type");
-    if (!flags.plain && !is_float(recipe.scheme.format)) {
+    if (gguf && !flags.plain && !is_float(recipe.scheme.format)) {
       // What is small and what everything passes through is kept finer: shared experts, and leading dense layers beside experts.
       const Scheme fine{Format::q8_0};
       if (bits_per_weight(recipe.scheme, 256) < 8.0) {
@@ -138,15 +151,55 @@ void print_plan(const std::vector<PlannedMatrix>& planned) {
   write_out(out);
 }
 
-int quantize(const QuantizeFlags& flags) {
-  const auto checkpoint = Checkpoint::open(flags.model);
-  const Config config = read_config(*checkpoint);
+// A hash of everything that the numbers are made of beside the recipe.
+std::string hash_of(const CalibrationSet& set, const std::vector<PlannedMatrix>& planned) {
+  Xxh3 hash;
+  for (const TokenStream* stream : {&set.calibration, &set.held_out}) hash.add(std::as_bytes(std::span<const int>(stream->inputs)));
+  for (const PlannedMatrix& p : planned) hash.add(std::as_bytes(std::span<const char>(p.matrix.name + " " + name_of(p.scheme) + "\n")));
+  return fmt::format("{:016x}", hash.value());
+}
+
+// What a run that goes on must have in common with the one that was interrupted.
+nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& checkpoint, const std::string& hash) {
+  int64_t bytes = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) bytes += static_cast<int64_t>(tensor.data.size());
+  return {{"source", std::filesystem::weakly_canonical(checkpoint.name()).string()},
+          {"source bytes", bytes},
+          {"--format", flags.format},
+          {"--type", flags.type},
+          {"--method", flags.method},
+          {"--rule", flags.rules},
+          {"--keep", flags.keep},
+          {"--damping", flags.damping},
+          {"--no-act-order", flags.no_act_order},
+          {"--quantized-inputs", flags.quantized_inputs},
+          {"--all-experts", flags.all_experts},
+          {"--min-expert-tokens", flags.min_expert_tokens},
+          {"--shard-gb", flags.shard_gigabytes},
+          {"text and types", hash}};
+}
+
+int quantize(QuantizeFlags flags) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no further is an error like a full disk
+  const FileFormat format = format_of(flags);
+  if (flags.type.empty()) flags.type = default_type(format);
+  auto checkpoint = Checkpoint::open(flags.model);
+  Config config = read_config(*checkpoint);
+  std::unique_ptr<Checkpoint> file;  // a GGUF file behind a view of it
+  if (format != FileFormat::gguf && checkpoint->gguf() != nullptr) {
+    if (flags.tokenizer.empty())
+      fail("{}: a GGUF file has no tokenizer.json for a directory: --tokenizer names a folder that has the model's", flags.model);
+    file = std::move(checkpoint);
+    checkpoint = make_hf_view(*file, config);
+  }
   Recipe recipe = recipe_of(flags, config);
+  std::vector<std::string> notes;
+  if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
   if (flags.dry_run) {
     print_plan(plan(recipe, config));
     return kExitOk;
   }
-  if (flags.out.empty()) fail("-o: expected a GGUF file to write");
+  if (flags.out.empty()) fail("-o: expected a place to write to");
   if (!flags.force && std::filesystem::exists(flags.out)) fail("{}: is there already; --force replaces it", flags.out);
   const auto ops = make_ops(flags.device, {.n_threads = flags.threads});
   if (!ops->host_memory()) fail("--device: quantize runs on the CPU for now");
@@ -176,12 +229,34 @@ int quantize(const QuantizeFlags& flags) {
   }
   std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
                                                             {"cachalot.quantize.type", flags.type}};
-  GgufSink sink(*checkpoint, flags.out, gguf_file_type(flags.type), metadata);
   LayerQuantizer quantizer(*checkpoint, config, *ops, pool, recipe, flags.window);
-  const QuantizeReport report = quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, {&sink},
-                                               {.keep = false, .progress = progress});
+  QuantizeOptions options{.keep = false, .progress = progress};
+  std::unique_ptr<QuantizeSink> sink;
+  std::unique_ptr<PartialRun> run;
+  if (format == FileFormat::gguf) {
+    sink = std::make_unique<GgufSink>(*checkpoint, flags.out, gguf_file_type(flags.type), metadata);
+  } else {
+    run = std::make_unique<PartialRun>(flags.out, facts_of(flags, *checkpoint, hash_of(set, quantizer.planned())),
+                                       flags.resume  ? PartialRun::Start::resume
+                                       : flags.force ? PartialRun::Start::anew
+                                                     : PartialRun::Start::fresh);
+    auto folder = std::make_unique<HfSink>(
+        *checkpoint, *run,
+        HfSinkOptions{.format = format,
+                      .folded = recipe.uses_awq(),
+                      .shard_bytes = static_cast<uint64_t>(flags.shard_gigabytes * 1e9),
+                      .companions = checkpoint->gguf() != nullptr ? std::filesystem::path(flags.tokenizer) : std::filesystem::path()});
+    options.layers_done = run->layers_done();
+    options.done = run->result();
+    options.written = [made = folder.get()]() -> const Checkpoint& { return made->written(); };
+    options.saved = [&run](int layers_done, const LayerResult& result) { run->save(layers_done, result); };
+    sink = std::move(folder);
+  }
+  const QuantizeReport report =
+      quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, {sink.get()}, options);
   if (live) fmt::print(stderr, "\r\x1b[K");
-  for (const std::string& note : sink.result().notes) fmt::print(stderr, "note: {}\n", note);
+  if (const auto* gguf = dynamic_cast<const GgufSink*>(sink.get())) notes = gguf->result().notes;
+  for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
 
   const ReportContext context{.model = flags.model, .out = flags.out, .type = flags.type, .recipe = recipe, .calibration = set.domains};
   const std::string json = report_json(report, context).dump(2) + "\n", markdown = report_markdown(report, context);
@@ -207,12 +282,23 @@ void add_quantize_command(CLI::App& app, Context& context) {
   command->add_option("-m,--model", flags->model, "Model: a directory or file of safetensors, or a GGUF file")
       ->type_name("PATH")
       ->required();
-  command->add_option("-o,--out", flags->out, "GGUF file to write")->type_name("FILE");
+  command->add_option("-o,--out", flags->out, "What to write: a GGUF file, or the directory of another --format")->type_name("PATH");
+  command
+      ->add_option("--format", flags->format,
+                   "gguf, or a directory as Hugging Face has it: awq (AutoAWQ GEMM), gptq, gptq_v2, compressed-tensors, fp8 (128 x 128)")
+      ->type_name("NAME")
+      ->default_str("gguf");
+  command->add_option("--shard-gb", flags->shard_gigabytes, "Directories: largest size of a file, in units of 10^9 bytes")
+      ->type_name("X")
+      ->check(number_between(1e-6, 1e6))
+      ->default_str("5");
+  command->add_flag("--resume", flags->resume, "Directories: go on with a run that was interrupted, from OUT.partial");
   command
       ->add_option("--type", flags->type,
-                   "A mix (q4_k_m, q4_k_s, q5_k_m, q5_k_s) or one type: q2_k to q6_k, q4_0 to q8_0, iq4_nl, iq4_xs, f16, bf16")
+                   "gguf: a mix (q4_k_m, q4_k_s, q5_k_m, q5_k_s) or one type: q2_k to q6_k, q4_0 to q8_0, iq4_nl, iq4_xs, f16, bf16. "
+                   "Directories: int4 or int8 with -g32, -g64, -g128 or -row and -sym or -zp, such as int4-g128-zp; fp8")
       ->type_name("TYPE")
-      ->default_str(flags->type);
+      ->default_str("q4_k_m, int4-g128-zp or -sym, fp8");
   command->add_option("--method", flags->method, "rtn (round to nearest), awq, gptq or awq+gptq; all but rtn need text")
       ->type_name("NAME")
       ->default_str(flags->method);

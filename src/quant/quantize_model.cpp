@@ -108,7 +108,15 @@ QuantizeReport quantize_model(LayerQuantizer& quantizer, const Checkpoint& base,
   LayerResult result;
   for (QuantizeSink* sink : sinks) sink->start(config, quantizer.planned());
   quantizer.globals(result);
-  for (QuantizeSink* sink : sinks) sink->globals(quantizer.quantized());
+  const auto saved = [&](int layers_done) {
+    if (options.saved) options.saved(layers_done, result);
+  };
+  if (options.layers_done < 0) {
+    for (QuantizeSink* sink : sinks) sink->globals(quantizer.quantized());
+    saved(0);
+  } else {
+    result = options.done;
+  }
 
   Walk walk(quantizer, base, config, ops);
   TokenStream original, held_out_original, nothing;
@@ -122,6 +130,16 @@ QuantizeReport quantize_model(LayerQuantizer& quantizer, const Checkpoint& base,
   TokenStream& moved = calibrates ? calibration : nothing;
   for (int l = 0; l < config.n_layers; ++l) {
     const auto begin = Clock::now();
+    if (l < options.layers_done) {
+      if (options.progress) options.progress(l, config.n_layers, "read again");
+      const bool moves = measures || calibrates;
+      if (measures || follows_original) walk.attention(base, l, {&original, &held_out_original});
+      if (moves) walk.attention(options.written(), l, {&moved, &held_out});
+      if (measures || follows_original) walk.ffn(base, l, {&original, &held_out_original});
+      if (moves) walk.ffn(options.written(), l, {&moved, &held_out});
+      report.layer_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      continue;
+    }
     if (options.progress) options.progress(l, config.n_layers, "attention");
     quantizer.attention(l, seen, other, result);
     if (measures || follows_original) walk.attention(base, l, {&original, &held_out_original});
@@ -131,6 +149,7 @@ QuantizeReport quantize_model(LayerQuantizer& quantizer, const Checkpoint& base,
     if (measures || follows_original) walk.ffn(base, l, {&original, &held_out_original});
     if (measures || calibrates) walk.ffn(quantizer.quantized(), l, {&moved, &held_out});
     for (QuantizeSink* sink : sinks) sink->layer(l, quantizer.quantized());
+    saved(l + 1);
     report.peak_anonymous_bytes = std::max(report.peak_anonymous_bytes, process_status("RssAnon:"));
     if (!options.keep) quantizer.drop_layer(l);
     page_out(base, "blk." + std::to_string(l) + ".");

@@ -44,6 +44,13 @@ struct QuantizeReport {
 
 struct QuantizeOptions {
   bool keep = false;  // keep all layers: `quantized` then is the whole model in memory
+  // Of an interrupted run: how many layers its sinks have already (-1: not even embedding and head), what was recorded of them, and where
+  // they can be read. They only carry the text on, and are not given to the sinks again.
+  int layers_done = -1;
+  LayerResult done;
+  std::function<const Checkpoint&()> written;
+  // After each piece that the sinks have taken, embedding and head being the first: so many layers are done.
+  std::function<void(int layers_done, const LayerResult& result)> saved;
   std::function<void(int done, int total, const std::string& what)> progress;
 };
 
