@@ -179,19 +179,54 @@ nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& ch
           {"text and types", hash}};
 }
 
+struct Output {
+  std::unique_ptr<PartialRun> run;  // of a directory
+  std::unique_ptr<QuantizeSink> sink;
+};
+
+// Where the model goes. Tells `options` of what an interrupted run has already.
+Output open_output(const QuantizeFlags& flags, const Checkpoint& checkpoint, const Recipe& recipe, const std::string& hash,
+                   QuantizeOptions& options) {
+  const FileFormat format = format_of(flags);
+  Output out;
+  if (format == FileFormat::gguf) {
+    const std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
+                                                                    {"cachalot.quantize.type", flags.type}};
+    out.sink = std::make_unique<GgufSink>(checkpoint, flags.out, gguf_file_type(flags.type), metadata);
+    return out;
+  }
+  const auto start = flags.resume ? PartialRun::Start::resume : flags.force ? PartialRun::Start::anew : PartialRun::Start::fresh;
+  out.run = std::make_unique<PartialRun>(flags.out, facts_of(flags, checkpoint, hash), start);
+  auto sink = std::make_unique<HfSink>(
+      checkpoint, *out.run,
+      HfSinkOptions{.format = format,
+                    .folded = recipe.uses_awq(),
+                    .shard_bytes = static_cast<uint64_t>(flags.shard_gigabytes * 1e9),
+                    .companions = checkpoint.gguf() != nullptr ? std::filesystem::path(flags.tokenizer) : std::filesystem::path()});
+  options.layers_done = out.run->layers_done();
+  options.done = out.run->result();
+  options.written = [made = sink.get()]() -> const Checkpoint& { return made->written(); };
+  options.saved = [run = out.run.get()](int layers_done, const LayerResult& result) { run->save(layers_done, result); };
+  out.sink = std::move(sink);
+  return out;
+}
+
 int quantize(QuantizeFlags flags) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no further is an error like a full disk
   const FileFormat format = format_of(flags);
   if (flags.type.empty()) flags.type = default_type(format);
   auto checkpoint = Checkpoint::open(flags.model);
   Config config = read_config(*checkpoint);
-  std::unique_ptr<Checkpoint> file;  // a GGUF file behind a view of it
+  std::unique_ptr<Checkpoint> viewed;  // a GGUF file behind a view of it
   if (format != FileFormat::gguf && checkpoint->gguf() != nullptr) {
     if (flags.tokenizer.empty())
       fail("{}: a GGUF file has no tokenizer.json for a directory: --tokenizer names a folder that has the model's", flags.model);
-    file = std::move(checkpoint);
-    checkpoint = make_hf_view(*file, config);
+    viewed = std::move(checkpoint);
+    checkpoint = make_hf_view(*viewed, config);
   }
+  if (format != FileFormat::gguf && (flags.target_bits > 0.0 || flags.target_ppl > 0.0))
+    fail("--target-bits and --target-ppl search mixes of block types, which only gguf files hold");
+  if (format == FileFormat::gguf && flags.resume) fail("--resume goes on with directories; a gguf file is written in one go");
   Recipe recipe = recipe_of(flags, config);
   std::vector<std::string> notes;
   if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
@@ -227,35 +262,13 @@ int quantize(QuantizeFlags flags) {
       fmt::print(stderr, "{}mix: {:.3f} bits a weight, expected perplexity ratio {:.4f}\n", live ? "\r\x1b[K" : "", mix.bits,
                  mix.expected_ppl_ratio);
   }
-  std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
-                                                            {"cachalot.quantize.type", flags.type}};
   LayerQuantizer quantizer(*checkpoint, config, *ops, pool, recipe, flags.window);
   QuantizeOptions options{.keep = false, .progress = progress};
-  std::unique_ptr<QuantizeSink> sink;
-  std::unique_ptr<PartialRun> run;
-  if (format == FileFormat::gguf) {
-    sink = std::make_unique<GgufSink>(*checkpoint, flags.out, gguf_file_type(flags.type), metadata);
-  } else {
-    run = std::make_unique<PartialRun>(flags.out, facts_of(flags, *checkpoint, hash_of(set, quantizer.planned())),
-                                       flags.resume  ? PartialRun::Start::resume
-                                       : flags.force ? PartialRun::Start::anew
-                                                     : PartialRun::Start::fresh);
-    auto folder = std::make_unique<HfSink>(
-        *checkpoint, *run,
-        HfSinkOptions{.format = format,
-                      .folded = recipe.uses_awq(),
-                      .shard_bytes = static_cast<uint64_t>(flags.shard_gigabytes * 1e9),
-                      .companions = checkpoint->gguf() != nullptr ? std::filesystem::path(flags.tokenizer) : std::filesystem::path()});
-    options.layers_done = run->layers_done();
-    options.done = run->result();
-    options.written = [made = folder.get()]() -> const Checkpoint& { return made->written(); };
-    options.saved = [&run](int layers_done, const LayerResult& result) { run->save(layers_done, result); };
-    sink = std::move(folder);
-  }
+  const Output output = open_output(flags, *checkpoint, recipe, hash_of(set, quantizer.planned()), options);
   const QuantizeReport report =
-      quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, {sink.get()}, options);
+      quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, {output.sink.get()}, options);
   if (live) fmt::print(stderr, "\r\x1b[K");
-  if (const auto* gguf = dynamic_cast<const GgufSink*>(sink.get())) notes = gguf->result().notes;
+  if (const auto* gguf = dynamic_cast<const GgufSink*>(output.sink.get())) notes = gguf->result().notes;
   for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
 
   const ReportContext context{.model = flags.model, .out = flags.out, .type = flags.type, .recipe = recipe, .calibration = set.domains};

@@ -13,7 +13,7 @@ namespace cachalot {
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
   temporary_ += fmt::format(".tmp{}", ::getpid());
-  file_ = std::fopen(temporary_.c_str(), "wbe");
+  file_ = std::fopen(temporary_.c_str(), "w+be");
   if (file_ == nullptr) failed("create");
 }
 
@@ -32,6 +32,14 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 void AtomicFile::pad_to(uint64_t multiple) {
   const std::vector<std::byte> zeros((multiple - position_ % multiple) % multiple);
   write(zeros);
+}
+
+void AtomicFile::read_back(uint64_t at, std::span<std::byte> bytes) {
+  if (std::fflush(file_) != 0) failed("write");
+  const ssize_t n = ::pread(::fileno(file_), bytes.data(), bytes.size(), static_cast<off_t>(at));
+  if (n < 0) failed("read back");
+  if (static_cast<size_t>(n) != bytes.size())
+    fail("{}: cannot read back the file: {} bytes at {}, expected {}", name(), n, at, bytes.size());
 }
 
 void AtomicFile::commit() {

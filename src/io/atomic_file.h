@@ -20,6 +20,8 @@ class AtomicFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void pad_to(uint64_t multiple);  // with zero bytes
+  // Reads bytes that were written, from the file. Throws Error when they are not there.
+  void read_back(uint64_t at, std::span<std::byte> bytes);
   [[nodiscard]] uint64_t position() const { return position_; }
   [[nodiscard]] std::string name() const { return path_.string(); }
   // Closes the file, its bytes on the disk, and puts it in its place.

@@ -13,6 +13,7 @@ namespace cachalot {
 namespace {
 
 constexpr size_t kMaxTensorName = 63;
+constexpr size_t kSampleBytes = 4096;
 
 uint64_t padded(uint64_t n, uint64_t alignment) { return (n + alignment - 1) / alignment * alignment; }
 
@@ -139,6 +140,10 @@ void GgufWriter::write(std::span<const std::byte> bytes) {
   const Declared& tensor = tensors_[current_];
   CACHALOT_CHECK(bytes.size() <= tensor.bytes - written_of_it_, "{}: {} bytes, {} are left", tensor.name, bytes.size(),
                  tensor.bytes - written_of_it_);
+  if (written_of_it_ == 0) {
+    const auto sample = bytes.first(std::min(bytes.size(), kSampleBytes));
+    samples_.push_back({file_.position(), {sample.begin(), sample.end()}});
+  }
   file_.write(bytes);
   written_of_it_ += bytes.size();
   if (written_of_it_ < tensor.bytes) return;
@@ -147,9 +152,19 @@ void GgufWriter::write(std::span<const std::byte> bytes) {
   ++current_;
 }
 
+void GgufWriter::check_samples() {
+  std::vector<std::byte> found;
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    found.resize(samples_[i].bytes.size());
+    file_.read_back(samples_[i].at, found);
+    if (found != samples_[i].bytes) fail("{}: tensor \"{}\": what was read back is not what was written", file_.name(), tensors_[i].name);
+  }
+}
+
 void GgufWriter::commit() {
   if (!has_header_) write_header();
   CACHALOT_CHECK(current_ == tensors_.size(), "{} of {} tensors written", current_, tensors_.size());
+  check_samples();
   file_.commit();
 }
 

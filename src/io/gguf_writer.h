@@ -34,7 +34,8 @@ class GgufWriter {
   void declare(std::string name, Format format, std::vector<int64_t> shape);
   // Bytes of the next declared tensor, in pieces of any size; a piece must not reach into the following tensor.
   void write(std::span<const std::byte> bytes);
-  // Ends the file and puts it in its place; every declared tensor must have been written.
+  // Ends the file and puts it in its place; every declared tensor must have been written. Before that a piece of each tensor is read back
+  // and compared: Error when one is not what was written.
   void commit();
 
  private:
@@ -44,6 +45,11 @@ class GgufWriter {
     std::vector<int64_t> shape;
     uint64_t bytes;
   };
+  struct Sample {  // the first bytes of a tensor
+    uint64_t at = 0;
+    std::vector<std::byte> bytes;
+  };
+  void check_samples();
   void write_header();
   void write_value(const GgufValue& value);
   void write_array(const GgufArray& array);
@@ -56,6 +62,7 @@ class GgufWriter {
   AtomicFile file_;
   std::vector<std::pair<std::string, GgufValue>> metadata_;
   std::vector<Declared> tensors_;
+  std::vector<Sample> samples_;  // of the tensors that were begun
   uint64_t alignment_ = 32;
   bool has_header_ = false;
   size_t current_ = 0;  // tensor that the next bytes belong to
