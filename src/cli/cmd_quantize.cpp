@@ -180,7 +180,7 @@ nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& ch
 }
 
 struct Output {
-  std::unique_ptr<PartialRun> run;  // of a directory
+  std::unique_ptr<PartialRun> run;
   std::unique_ptr<QuantizeSink> sink;
 };
 
@@ -189,24 +189,26 @@ Output open_output(const QuantizeFlags& flags, const Checkpoint& checkpoint, con
                    QuantizeOptions& options) {
   const FileFormat format = format_of(flags);
   Output out;
+  const auto start = flags.resume ? PartialRun::Start::resume : flags.force ? PartialRun::Start::anew : PartialRun::Start::fresh;
+  out.run = std::make_unique<PartialRun>(flags.out, facts_of(flags, checkpoint, hash), start);
+  options.layers_done = out.run->layers_done();
+  options.done = out.run->result();
+  options.saved = [run = out.run.get()](int layers_done, const LayerResult& result) { run->save(layers_done, result); };
   if (format == FileFormat::gguf) {
     const std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
                                                                     {"cachalot.quantize.type", flags.type}};
-    out.sink = std::make_unique<GgufSink>(checkpoint, flags.out, gguf_file_type(flags.type), metadata);
+    auto sink = std::make_unique<GgufSink>(checkpoint, flags.out, gguf_file_type(flags.type), metadata, out.run.get());
+    options.written = [made = sink.get()]() -> const Checkpoint& { return made->written(); };
+    out.sink = std::move(sink);
     return out;
   }
-  const auto start = flags.resume ? PartialRun::Start::resume : flags.force ? PartialRun::Start::anew : PartialRun::Start::fresh;
-  out.run = std::make_unique<PartialRun>(flags.out, facts_of(flags, checkpoint, hash), start);
   auto sink = std::make_unique<HfSink>(
       checkpoint, *out.run,
       HfSinkOptions{.format = format,
                     .folded = recipe.uses_awq(),
                     .shard_bytes = static_cast<uint64_t>(flags.shard_gigabytes * 1e9),
                     .companions = checkpoint.gguf() != nullptr ? std::filesystem::path(flags.tokenizer) : std::filesystem::path()});
-  options.layers_done = out.run->layers_done();
-  options.done = out.run->result();
   options.written = [made = sink.get()]() -> const Checkpoint& { return made->written(); };
-  options.saved = [run = out.run.get()](int layers_done, const LayerResult& result) { run->save(layers_done, result); };
   out.sink = std::move(sink);
   return out;
 }
@@ -226,7 +228,6 @@ int quantize(QuantizeFlags flags) {
   }
   if (format != FileFormat::gguf && (flags.target_bits > 0.0 || flags.target_ppl > 0.0))
     fail("--target-bits and --target-ppl search mixes of block types, which only gguf files hold");
-  if (format == FileFormat::gguf && flags.resume) fail("--resume goes on with directories; a gguf file is written in one go");
   Recipe recipe = recipe_of(flags, config);
   std::vector<std::string> notes;
   if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
@@ -305,7 +306,7 @@ void add_quantize_command(CLI::App& app, Context& context) {
       ->type_name("X")
       ->check(number_between(1e-6, 1e6))
       ->default_str("5");
-  command->add_flag("--resume", flags->resume, "Directories: go on with a run that was interrupted, from OUT.partial");
+  command->add_flag("--resume", flags->resume, "Go on with a run that was interrupted, from OUT.partial");
   command
       ->add_option("--type", flags->type,
                    "gguf: a mix (q4_k_m, q4_k_s, q5_k_m, q5_k_s) or one type: q2_k to q6_k, q4_0 to q8_0, iq4_nl, iq4_xs, f16, bf16. "

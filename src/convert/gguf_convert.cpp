@@ -26,7 +26,10 @@ std::vector<int> adjacent_pairs(int n_heads, int head_dim) {
 class GgufModelWriter::Impl {
  public:
   Impl(const Checkpoint& original, const std::filesystem::path& path, const ConvertOptions& options)
-      : model_(&original), options_(options), c_(read_config(original)), out_(path) {
+      : model_(&original),
+        options_(options),
+        c_(read_config(original)),
+        out_(path, options.layers_done ? AtomicFile::Kind::in_place : AtomicFile::Kind::renamed) {
     for (const TensorInfo& tensor : original.tensors())
       total_ += static_cast<size_t>(std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>()));
     std::string name = std::filesystem::path(original.name()).filename().string();
@@ -43,8 +46,14 @@ class GgufModelWriter::Impl {
     for (const auto& [key, value] : options_.metadata) out_.set_string(key, value);
     // Two passes over one list: the table of a GGUF file comes before its data.
     globals();
-    for (int l = 0; l < c_.n_layers; ++l) layer(l);
+    const int done = options_.layers_done.value_or(-1);
+    size_t n_written = done == 0 ? out_.n_declared() : 0;
+    for (int l = 0; l < c_.n_layers; ++l) {
+      layer(l);
+      if (l + 1 == done) n_written = out_.n_declared();
+    }
     declaring_ = false;
+    if (options_.layers_done) out_.begin(n_written);
   }
 
   void globals(const Checkpoint& model) {
@@ -56,6 +65,7 @@ class GgufModelWriter::Impl {
     layer(l);
   }
   [[nodiscard]] int n_layers() const { return c_.n_layers; }
+  void sync() { out_.sync(); }
 
   ConvertResult finish() {
     out_.commit();
@@ -242,6 +252,7 @@ GgufModelWriter::~GgufModelWriter() = default;
 void GgufModelWriter::globals(const Checkpoint& model) { impl_->globals(model); }
 void GgufModelWriter::layer(int layer, const Checkpoint& model) { impl_->layer(layer, model); }
 int GgufModelWriter::n_layers() const { return impl_->n_layers(); }
+void GgufModelWriter::sync() { impl_->sync(); }
 ConvertResult GgufModelWriter::finish() { return impl_->finish(); }
 
 ConvertResult convert_to_gguf(const Checkpoint& checkpoint, const std::filesystem::path& out, const ConvertOptions& options) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct ConvertOptions {
   // negative; further string keys.
   std::function<Format(const std::string& name)> format_of;
   int file_type = -1;
+  // Set: the file is made in place, in a folder that is temporary itself, and an earlier run has written so many layers of it (-1: not even
+  // embedding, head and final norm).
+  std::optional<int> layers_done;
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 
@@ -38,6 +42,7 @@ class GgufModelWriter {
   void globals(const Checkpoint& model);
   void layer(int layer, const Checkpoint& model);
   [[nodiscard]] int n_layers() const;
+  void sync();  // what was written is on the disk
   ConvertResult finish();
 
  private:

@@ -43,6 +43,9 @@ void copy_companions(const fs::path& from, const fs::path& to) {
   if (error) fail("{}: cannot list the folder: {}", from.string(), error.message());
 }
 
+// The double with the fewest digits that means this float: 1e-06, not 9.999999974752427e-07.
+double shortest(float value) { return std::stod(fmt::format("{}", value)); }
+
 Json rope_scaling(const RopeConfig& r, bool mla) {
   switch (r.scaling) {
     case RopeConfig::Scaling::none: return nullptr;
@@ -81,9 +84,9 @@ Json make_hf_config(const Config& c) {
   out["intermediate_size"] = c.intermediate;
   out["num_hidden_layers"] = c.n_layers;
   out["num_attention_heads"] = c.n_heads;
-  out["num_key_value_heads"] = c.n_kv_heads;
+  out["num_key_value_heads"] = c.mla ? c.n_heads : c.n_kv_heads;
   out["max_position_embeddings"] = c.max_positions;
-  out["rms_norm_eps"] = c.rms_eps;
+  out["rms_norm_eps"] = shortest(c.rms_eps);
   out["tie_word_embeddings"] = c.tied_head;
   out["rope_theta"] = c.rope.theta;
   if (!c.rope.freq_factors.empty())
@@ -112,7 +115,7 @@ Json make_hf_config(const Config& c) {
   out["moe_layer_freq"] = 1;
   out["num_experts_per_tok"] = r.top_k;
   out["norm_topk_prob"] = r.normalise;
-  out["routed_scaling_factor"] = r.scale;
+  out["routed_scaling_factor"] = shortest(r.scale);
   out["scoring_func"] = r.scoring == Scoring::sigmoid ? "sigmoid" : "softmax";
   out["n_group"] = r.n_group;
   out["topk_group"] = r.topk_group;

@@ -11,7 +11,8 @@ namespace {
 
 class HfView final : public Checkpoint {
  public:
-  HfView(const Checkpoint& gguf, const Config& config) : base_(gguf), c_(config), permuted_(config.family == Family::llama) {}
+  HfView(const Checkpoint& gguf, const Config& config, bool whole_kv_b)
+      : base_(gguf), c_(config), permuted_(config.family == Family::llama), whole_kv_b_(whole_kv_b) {}
 
   [[nodiscard]] Container container() const override { return base_.container(); }
   [[nodiscard]] std::string name() const override { return base_.name(); }
@@ -50,9 +51,9 @@ class HfView final : public Checkpoint {
   }
 
  private:
-  static std::string prefix_of_kv_b(std::string_view canonical) {
+  [[nodiscard]] std::string prefix_of_kv_b(std::string_view canonical) const {
     constexpr std::string_view kName = "attn_kv_b.weight";
-    return canonical.ends_with(kName) ? std::string(canonical.substr(0, canonical.size() - kName.size())) : std::string();
+    return whole_kv_b_ && canonical.ends_with(kName) ? std::string(canonical.substr(0, canonical.size() - kName.size())) : std::string();
   }
   [[nodiscard]] bool is_permuted(std::string_view canonical) const {
     return permuted_ && (canonical.find(".attn_q.") != std::string_view::npos || canonical.find(".attn_k.") != std::string_view::npos);
@@ -65,7 +66,7 @@ class HfView final : public Checkpoint {
 
   const Checkpoint& base_;
   Config c_;
-  bool permuted_;
+  bool permuted_, whole_kv_b_;
 };
 
 bool gives(const RopeConfig& rope, const std::vector<double>& plain, const std::vector<float>& factors) {
@@ -99,10 +100,10 @@ void name_frequency_factors(RopeConfig& rope) {
 
 }  // namespace
 
-std::unique_ptr<Checkpoint> make_hf_view(const Checkpoint& gguf, Config& config) {
+std::unique_ptr<Checkpoint> make_hf_view(const Checkpoint& gguf, Config& config, bool whole_kv_b) {
   if (config.family == Family::llama) config.rope.interleaved = false;
   name_frequency_factors(config.rope);
-  return std::make_unique<HfView>(gguf, config);
+  return std::make_unique<HfView>(gguf, config, whole_kv_b);
 }
 
 }  // namespace cachalot

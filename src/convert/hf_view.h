@@ -8,8 +8,9 @@
 
 namespace cachalot {
 
-// `gguf` must outlive the view. `config`, read from it, becomes the original's: rotary pairs in halves, and frequency factors named by the
-// parameters they come from where these are Llama 3's (otherwise make_hf_config refuses them).
-std::unique_ptr<Checkpoint> make_hf_view(const Checkpoint& gguf, Config& config);
+// `gguf` must outlive the view. whole_kv_b: kv_b is there whatever parts of it the file has. `config`, read from it, becomes the
+// original's: rotary pairs in halves, and frequency factors named by the parameters they come from where these are Llama 3's (otherwise
+// make_hf_config refuses them).
+std::unique_ptr<Checkpoint> make_hf_view(const Checkpoint& gguf, Config& config, bool whole_kv_b = true);
 
 }  // namespace cachalot

@@ -19,7 +19,7 @@ uint64_t padded(uint64_t n, uint64_t alignment) { return (n + alignment - 1) / a
 
 }  // namespace
 
-GgufWriter::GgufWriter(const std::filesystem::path& path) : file_(path) {}
+GgufWriter::GgufWriter(const std::filesystem::path& path, AtomicFile::Kind kind) : file_(path, kind) {}
 
 void GgufWriter::set(std::string_view key, GgufValue value) {
   CACHALOT_CHECK(!has_header_, "{} set after the first tensor", key);
@@ -133,6 +133,20 @@ void GgufWriter::write_header() {
   file_.pad_to(alignment_);
 }
 
+void GgufWriter::begin(size_t n_written) {
+  CACHALOT_CHECK(!has_header_ && n_written <= tensors_.size(), "{} of {} tensors", n_written, tensors_.size());
+  write_header();
+  uint64_t total = file_.position(), at = total;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const uint64_t bytes = padded(tensors_[i].bytes, alignment_);
+    if (i < n_written) at += bytes;
+    total += bytes;
+  }
+  file_.resize(total);
+  file_.seek(at);
+  current_ = first_ = n_written;
+}
+
 void GgufWriter::write(std::span<const std::byte> bytes) {
   if (!has_header_) write_header();
   if (bytes.empty()) return;
@@ -157,7 +171,8 @@ void GgufWriter::check_samples() {
   for (size_t i = 0; i < samples_.size(); ++i) {
     found.resize(samples_[i].bytes.size());
     file_.read_back(samples_[i].at, found);
-    if (found != samples_[i].bytes) fail("{}: tensor \"{}\": what was read back is not what was written", file_.name(), tensors_[i].name);
+    if (found != samples_[i].bytes)
+      fail("{}: tensor \"{}\": what was read back is not what was written", file_.name(), tensors_[first_ + i].name);
   }
 }
 

@@ -17,7 +17,7 @@ namespace cachalot {
 class GgufWriter {
  public:
   // Throws Error naming the path when it cannot be created.
-  explicit GgufWriter(const std::filesystem::path& path);
+  explicit GgufWriter(const std::filesystem::path& path, AtomicFile::Kind kind = AtomicFile::Kind::renamed);
 
   // A metadata value; setting a key again replaces it. "general.alignment" (u32) changes the alignment from 32.
   void set(std::string_view key, GgufValue value);
@@ -32,6 +32,11 @@ class GgufWriter {
   // Announces a tensor; shape is slowest first, as PyTorch writes it (at most 4 dimensions, rows of whole blocks, a name of 1 to 63
   // bytes that no other has: Error otherwise).
   void declare(std::string name, Format format, std::vector<int64_t> shape);
+  [[nodiscard]] size_t n_declared() const { return tensors_.size(); }
+  // Writes the header of a file that is made in place, gives the file its full size, so that it can be read while it grows, and goes on
+  // behind its first n_written tensors.
+  void begin(size_t n_written);
+  void sync() { file_.sync(); }
   // Bytes of the next declared tensor, in pieces of any size; a piece must not reach into the following tensor.
   void write(std::span<const std::byte> bytes);
   // Ends the file and puts it in its place; every declared tensor must have been written. Before that a piece of each tensor is read back
@@ -63,6 +68,7 @@ class GgufWriter {
   std::vector<std::pair<std::string, GgufValue>> metadata_;
   std::vector<Declared> tensors_;
   std::vector<Sample> samples_;  // of the tensors that were begun
+  size_t first_ = 0;             // of those
   uint64_t alignment_ = 32;
   bool has_header_ = false;
   size_t current_ = 0;  // tensor that the next bytes belong to

@@ -2,14 +2,22 @@
 #include "quant/gguf_sink.h"
 
 #include "base/error.h"
+#include "convert/hf_view.h"
 
 namespace cachalot {
+namespace {
+
+constexpr const char* kFile = "model.gguf";  // in the folder of a run
+
+}  // namespace
 
 GgufSink::GgufSink(const Checkpoint& original, std::filesystem::path out, int file_type,
-                   std::vector<std::pair<std::string, std::string>> metadata)
-    : original_(original), out_(std::move(out)), file_type_(file_type), metadata_(std::move(metadata)) {}
+                   std::vector<std::pair<std::string, std::string>> metadata, PartialRun* run)
+    : original_(original), out_(std::move(out)), file_type_(file_type), metadata_(std::move(metadata)), run_(run) {
+  if (run_ != nullptr) out_ = run_->folder() / kFile;
+}
 
-void GgufSink::start(const Config&, const std::vector<PlannedMatrix>& plan) {
+void GgufSink::start(const Config& config, const std::vector<PlannedMatrix>& plan) {
   std::map<std::string, Format> formats;
   std::string fallbacks;
   for (const PlannedMatrix& p : plan) {
@@ -27,7 +35,30 @@ void GgufSink::start(const Config&, const std::vector<PlannedMatrix>& plan) {
   options.file_type = file_type_;
   options.metadata = metadata_;
   if (!fallbacks.empty()) options.metadata.emplace_back("cachalot.quantize.fallbacks", fallbacks);
+  if (run_ != nullptr) options.layers_done = run_->layers_done();
   writer_ = std::make_unique<GgufModelWriter>(original_, out_, options);
+  if (run_ == nullptr) return;
+  file_ = Checkpoint::open(out_);
+  Config by_halves = config;
+  if (original_.gguf() == nullptr) view_ = make_hf_view(*file_, by_halves, /*whole_kv_b=*/false);
+}
+
+void GgufSink::globals(const Checkpoint& model) {
+  writer_->globals(model);
+  if (run_ != nullptr) writer_->sync();
+}
+
+void GgufSink::layer(int layer, const Checkpoint& model) {
+  writer_->layer(layer, model);
+  if (run_ != nullptr) writer_->sync();
+}
+
+void GgufSink::finish() {
+  result_ = writer_->finish();
+  if (run_ == nullptr) return;
+  view_.reset();
+  file_.reset();
+  run_->commit_file(kFile);
 }
 
 int gguf_file_type(std::string_view name) {

@@ -7,20 +7,25 @@
 #include <string>
 
 #include "convert/gguf_convert.h"
+#include "quant/partial_run.h"
 #include "quant/quantize_model.h"
 
 namespace cachalot {
 
 class GgufSink final : public QuantizeSink {
  public:
-  // `original` must outlive the sink. `metadata`: further string keys, such as what fell back.
-  GgufSink(const Checkpoint& original, std::filesystem::path out, int file_type, std::vector<std::pair<std::string, std::string>> metadata);
+  // `original` must outlive the sink. `metadata`: further string keys, such as what fell back. With a run, which must outlive it too, the
+  // file comes into being in the run's folder, behind the layers that it has.
+  GgufSink(const Checkpoint& original, std::filesystem::path out, int file_type, std::vector<std::pair<std::string, std::string>> metadata,
+           PartialRun* run = nullptr);
 
   // Throws Error when the plan has a scheme that GGUF cannot hold.
   void start(const Config& config, const std::vector<PlannedMatrix>& plan) override;
-  void globals(const Checkpoint& model) override { writer_->globals(model); }
-  void layer(int layer, const Checkpoint& model) override { writer_->layer(layer, model); }
-  void finish() override { result_ = writer_->finish(); }
+  void globals(const Checkpoint& model) override;
+  void layer(int layer, const Checkpoint& model) override;
+  void finish() override;
+  // With a run: the model as far as it is written, by the conventions of the original.
+  [[nodiscard]] const Checkpoint& written() const { return view_ ? *view_ : *file_; }
   [[nodiscard]] const ConvertResult& result() const { return result_; }
 
  private:
@@ -28,7 +33,9 @@ class GgufSink final : public QuantizeSink {
   std::filesystem::path out_;
   int file_type_;
   std::vector<std::pair<std::string, std::string>> metadata_;
+  PartialRun* run_;
   std::unique_ptr<GgufModelWriter> writer_;
+  std::unique_ptr<Checkpoint> file_, view_;
   ConvertResult result_;
 };
 

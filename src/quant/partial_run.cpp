@@ -65,12 +65,23 @@ PartialRun::PartialRun(fs::path out, Json facts, Start start) : out_(std::move(o
     load();
     return;
   }
-  if (there && start == Start::fresh)
+  if (there && start == Start::fresh && is_begun())
     fail("{}: an earlier run was interrupted; --resume goes on with it, --force begins anew", folder_.string());
   fs::remove_all(folder_, error);
   fs::create_directories(folder_, error);
   if (error) fail("{}: cannot make the folder: {}", folder_.string(), error.message());
   save(-1, {});
+}
+
+// Whether the folder holds pieces that are worth going on with, as far as its state can be read.
+bool PartialRun::is_begun() const {
+  try {
+    return Json::parse(read_text_file(state_file())).at("layers").get<int>() >= 0;
+  } catch (const Json::exception&) {
+    return true;
+  } catch (const Error&) {
+    return true;
+  }
 }
 
 void PartialRun::load() {
@@ -102,6 +113,14 @@ void PartialRun::save(int layers_done, const LayerResult& result) {
   AtomicFile file(state_file());
   file.write(state.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
   file.commit();
+}
+
+void PartialRun::commit_file(const std::string& name) {
+  std::error_code error;
+  fs::rename(folder_ / name, out_, error);
+  if (error) fail("{}: cannot put the finished file in its place: {}", out_.string(), error.message());
+  sync_folder(out_.parent_path());
+  fs::remove_all(folder_, error);
 }
 
 void PartialRun::commit() {

@@ -1,5 +1,5 @@
-// PartialRun: the folder in which a model directory comes into being, beside its place ("OUT.partial"), and the small file in it that says
-// how far it is and of what, so that an interrupted run can go on and a different one is not mistaken for it.
+// PartialRun: the folder in which a model directory, or a file, comes into being, beside its place ("OUT.partial"), and the small file in
+// it that says how far it is and of what, so that an interrupted run can go on and a different one is not mistaken for it.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@ class PartialRun {
  public:
   // What a run finds there: nothing is done by that.
   enum class Start : uint8_t {
-    fresh,   // refuses to if an earlier run was interrupted
+    fresh,   // refuses to if an earlier run was interrupted that has finished something
     resume,  // goes on with that one
     anew,    // throws it away
   };
@@ -31,9 +31,12 @@ class PartialRun {
   void save(int layers_done, const LayerResult& result);
   // Puts the finished folder in its place, and what was there out of the way.
   void commit();
+  // The same with one file of the folder, which then goes.
+  void commit_file(const std::string& name);
 
  private:
   void load();
+  [[nodiscard]] bool is_begun() const;
   [[nodiscard]] std::filesystem::path state_file() const { return folder_ / "cachalot-quantize.json"; }
 
   std::filesystem::path out_, folder_;

@@ -1,5 +1,5 @@
-// Directories of quantized models: what is written is read back bit for bit in every format and family, runs like the model in memory, can
-// go on after an interruption, and leaves nothing half made when the disk is full.
+// Directories (and files) of quantized models: what is written is read back bit for bit in every format and family, runs like the model in
+// memory, can go on after an interruption, and leaves nothing half made when the disk is full.
 #include "quant/hf_sink.h"
 
 #include <gmock/gmock.h>
@@ -13,6 +13,7 @@
 #include "convert/hf_config.h"
 #include "convert/hf_view.h"
 #include "cpu/cpu_ops.h"
+#include "quant/gguf_sink.h"
 #include "support/golden.h"
 #include "support/support.h"
 
@@ -59,15 +60,21 @@ struct Writing {
   QuantizeReport report;
 
   void go(const fs::path& out, PartialRun::Start start = PartialRun::Start::fresh, int break_at = -1) {
-    notes = fit_recipe(format, config, *original, recipe);
+    if (format == FileFormat::gguf)
+      recipe.split_kv_b = config.mla;
+    else
+      notes = fit_recipe(format, config, *original, recipe);
     quantizer = std::make_unique<LayerQuantizer>(*original, config, *ops, pool, recipe, 32);
     PartialRun run(out, {{"--method", name_of(recipe.method)}, {"--type", name_of(recipe.scheme)}}, start);
-    HfSink sink(*original, run, {.format = format, .folded = recipe.uses_awq(), .shard_bytes = shard_bytes});
     QuantizeOptions options{.keep = true};
     options.layers_done = run.layers_done();
     options.done = run.result();
-    options.written = [&]() -> const Checkpoint& { return sink.written(); };
     options.saved = [&](int layers_done, const LayerResult& result) { run.save(layers_done, result); };
+    HfSink folder(*original, run, {.format = format, .folded = recipe.uses_awq(), .shard_bytes = shard_bytes});
+    GgufSink file(*original, out, 0, {}, &run);
+    const bool gguf = format == FileFormat::gguf;
+    options.written = [&]() -> const Checkpoint& { return gguf ? file.written() : folder.written(); };
+    QuantizeSink& sink = gguf ? static_cast<QuantizeSink&>(file) : folder;
     BreaksAt breaks(break_at);
     const std::vector<int> ids = read_golden(model).input_ids;
     TokenStream calibration{.window = 32}, held_out{.window = 32};
@@ -157,6 +164,39 @@ TEST(HfSink, SplitsIntoShards) {
   for (const auto& [name, text] : files_in(folder.path() / "m")) shards += name.ends_with(".safetensors") ? 1 : 0;
   EXPECT_GT(shards, 3);
   EXPECT_THAT(Checkpoint::open(folder.path() / "m")->unmapped(), testing::IsEmpty());
+}
+
+TEST(GgufSink, GoesOnWhereItWasInterrupted) {
+  for (const char* model : {"deepseek-v3", "llama-gqa"}) {
+    const TempDir folder;
+    Writing whole(model, FileFormat::gguf, "q4_0", Method::gptq), broken(model, FileFormat::gguf, "q4_0", Method::gptq),
+        again(model, FileFormat::gguf, "q4_0", Method::gptq);
+    whole.go(folder.path() / "whole.gguf");
+    EXPECT_THAT(error_of([&] { broken.go(folder.path() / "m.gguf", PartialRun::Start::fresh, 2); }), HasSubstr("broken off"));
+    EXPECT_FALSE(fs::exists(folder.path() / "m.gguf"));
+    again.go(folder.path() / "m.gguf", PartialRun::Start::resume);
+    EXPECT_FALSE(fs::exists(folder.path() / "m.gguf.partial"));
+    const auto files = files_in(folder.path());
+    EXPECT_TRUE(files.at("m.gguf") == files.at("whole.gguf")) << model;
+    EXPECT_EQ(again.report.domains.back().divergence.kl, whole.report.domains.back().divergence.kl);
+  }
+}
+
+// What was begun and not got as far as one piece is no reason to ask.
+TEST(PartialRun, BeginsAnewWhereNothingIsFinished) {
+  const TempDir folder;
+  const fs::path out = folder.path() / "m";
+  { const PartialRun first(out, {{"a", 1}}, PartialRun::Start::fresh); }
+  PartialRun second(out, {{"a", 2}}, PartialRun::Start::fresh);
+  second.save(0, {});
+  EXPECT_THAT(error_of([&] { const PartialRun third(out, {{"a", 2}}, PartialRun::Start::fresh); }), HasSubstr("--resume goes on with it"));
+  const PartialRun fourth(out, {{"a", 2}}, PartialRun::Start::resume);
+  EXPECT_EQ(fourth.layers_done(), 0);
+  std::ofstream(folder.path() / "m.partial/cachalot-quantize.json") << "{";
+  EXPECT_THAT(error_of([&] {
+                const PartialRun fifth(out, {{"a", 2}}, PartialRun::Start::resume);
+              }),
+              HasSubstr("not the state of an interrupted run"));
 }
 
 TEST(HfSink, GoesOnWhereItWasInterrupted) {

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Are the quantized files of this project what other projects read, and the other way round?
 
-    python3 tests/tools/check_reference_readers.py --cachalot build/cpu/bin/cachalot --model build/cpu/testdata/tiny-v2
+    python3 tests/tools/check_reference_readers.py --cachalot build/cpu/bin/cachalot --model build/cpu/testdata/tiny-v2 \\
+        --dense build/cpu/testdata/golden/qwen2
 
 Ours to theirs: `cachalot quantize` writes the model in each format; the format's own package unpacks every quantized tensor, and the
 values must be those that `cachalot convert --type f32` reads from the same directory, bit for bit (products of f16 scales are taken in f32).
 Theirs to ours: the packages' own packers write the model's linear layers; cachalot must read the values that the packages read.
 
 Packages, each optional (what is missing is said and skipped): numpy, gguf, safetensors and torch for all; compressed-tensors, autoawq,
-auto-gptq, gptqmodel for their formats; llama-cpp-python to load the GGUF file. Of autoawq and auto-gptq single modules are loaded, as the
+auto-gptq, gptqmodel for their formats; transformers to load a whole directory (--dense); llama-cpp-python to load the GGUF file. Of autoawq and auto-gptq single modules are loaded, as the
 packages themselves refuse to be imported beside newer transformers.
 """
 import argparse
@@ -332,6 +333,32 @@ def check(name, make, reader, arguments):
         compare(name, Ours(arguments.cachalot, directory, scratch), theirs)
 
 
+def check_transformers(arguments):
+    """A whole directory through transformers, against its own model with the weights that cachalot reads."""
+    name = "transformers loads compressed-tensors"
+    if arguments.dense is None:
+        return skip(name, "no --dense model")
+    try:
+        from transformers import AutoModelForCausalLM
+        load_compressed()
+    except ImportError as error:
+        return skip(name, error)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder)
+        run([arguments.cachalot, "quantize", "-m", arguments.dense, "-o", scratch / "ours", "--format", "compressed-tensors", "--type",
+             f"int4-g{arguments.group}-zp", "-q"])
+        ours = Ours(arguments.cachalot, scratch / "ours", scratch)
+        plain = AutoModelForCausalLM.from_pretrained(arguments.dense, dtype=torch.float32)
+        for module_name, module in plain.named_modules():
+            if isinstance(module, torch.nn.Linear) and ".layers." in module_name:
+                module.weight.data = torch.from_numpy(ours.weight(module_name))
+        loaded = AutoModelForCausalLM.from_pretrained(scratch / "ours", dtype=torch.float32)
+        tokens = torch.arange(5, 37)[None]
+        with torch.no_grad():
+            difference = float((loaded(tokens).logits - plain(tokens).logits).abs().max())
+        report(name, f"largest difference of logits {difference:.2g}", difference < 1e-4)
+
+
 def check_llama_cpp(arguments):
     try:
         import llama_cpp
@@ -349,6 +376,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cachalot", type=pathlib.Path, required=True)
     parser.add_argument("--model", type=pathlib.Path, required=True, help="a directory of bf16 weights")
+    parser.add_argument("--dense", type=pathlib.Path, help="a directory of a small model without experts, not of llama's kind")
     parser.add_argument("--group", type=int, default=32)
     arguments = parser.parse_args()
     model, group = arguments.model, arguments.group
@@ -389,6 +417,7 @@ def main():
                   theirs({"quant_method": "compressed-tensors", "format": "pack-quantized",
                           "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}},
                          lambda m, w, b=bits, s=symmetric: write_compressed(m, w, group, b, s)), read_compressed, arguments)
+    check_transformers(arguments)
     check_llama_cpp(arguments)
     if FAILED:
         sys.exit(f"{len(FAILED)} failed")
