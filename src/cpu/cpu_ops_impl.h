@@ -18,6 +18,7 @@
 namespace cachalot::cpu {
 
 struct AttentionTask;
+struct ExpertRun;
 
 // What a segment multiplies.
 struct Input {
@@ -37,6 +38,12 @@ struct Job {
   int n_tokens = 0;
   const Input* x = nullptr;   // [n_segments]
   float* const* y = nullptr;  // [n_tokens] rows of w->out, or of half of it
+};
+
+// The (token, slot) pairs of a routing by expert: those of expert e are order[begin[e], begin[e + 1]), numbered token * top_k + slot.
+struct ExpertSlots {
+  const int *begin, *order;
+  int top_k;
 };
 
 class CpuOps : public Ops {
@@ -113,7 +120,11 @@ class CpuOps : public Ops {
   template <typename Task>
   void run_jobs(std::span<const Job> jobs, bool halves, const Task& task);
   void multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker);
+  ExpertSlots sort_slots(const Routing& routing, int n_experts);
   void moe_tokens(View x, const Experts& experts, const Routing& routing, View y);
+  bool experts_fit_tiles(const Experts& experts, int n_tokens) const;
+  void moe_on_tiles(View x, const Experts& experts, const Routing& routing, View y);
+  void run_experts(std::span<const ExpertRun> runs, int hidden);
   void attend_split(const Attn& attn, std::span<const AttentionTask> tasks, int most_queries, View q, View out);
   // As attend_ragged, through the kernels for rows of `element`.
   void attend_chunk(const RaggedChunk& chunk, Element element, View q, View latent, View kv, View out, View lse);

@@ -24,6 +24,7 @@ enum CpuFeature : uint32_t {
   kAmxTile = 1u << 9,
   kAmxInt8 = 1u << 10,
   kAmxBf16 = 1u << 11,
+  kAvx512fp16 = 1u << 12,
 };
 
 // Bits of CpuFeature that may be used: announced by CPUID, their registers saved by the system (XCR0), and for AMX the kernel's

@@ -98,24 +98,9 @@ void CpuOps::route(View logits, View bias, const Router& router, const Routing& 
   parallel(logits.n_rows(), logits.n_rows() < 8, task);
 }
 
-void CpuOps::moe(View x, const Experts& experts, const Routing& routing, View y) {
-  CACHALOT_CHECK(experts.gate_up.out == 2 * experts.down.in && experts.down.out == y.n_cols() && x.n_cols() == experts.gate_up.in);
-  CACHALOT_CHECK(!experts.shared_gate_up ||
-                 (experts.shared_gate_up.out == 2 * experts.shared_down.in && experts.shared_down.out == y.n_cols()));
-  CACHALOT_CHECK(routing.ids.n_rows() == x.n_rows() && y.n_rows() == x.n_rows() && x.dtype == DType::f32 && y.dtype == DType::f32);
-  for (int begin = 0; begin < x.n_rows(); begin += kMoeTokens) {
-    const int n = std::min(kMoeTokens, x.n_rows() - begin);
-    moe_tokens(x.rows(begin, n), experts, {routing.ids.rows(begin, n), routing.weights.rows(begin, n)}, y.rows(begin, n));
-  }
-}
-
-void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, View y) {
-  const Scope scope(*this);
-  const int n_tokens = x.n_rows(), top_k = routing.ids.n_cols(), n_experts = experts.gate_up.n_matrices, hidden = y.n_cols();
-  const auto n_slots = static_cast<size_t>(n_tokens) * static_cast<size_t>(top_k);
-  const CpuPacked &gate_up = packed_of(experts.gate_up), &down = packed_of(experts.down);
-
-  // Slots sorted by expert: those of expert e are order[begin[e], begin[e + 1]).
+ExpertSlots CpuOps::sort_slots(const Routing& routing, int n_experts) {
+  const int top_k = routing.ids.n_cols();
+  const auto n_slots = static_cast<size_t>(routing.ids.n_rows()) * static_cast<size_t>(top_k);
   int* const begin = take<int>(static_cast<size_t>(n_experts) + 2);
   int* const order = take<int>(n_slots);
   std::fill_n(begin, n_experts + 2, 0);
@@ -129,7 +114,28 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   for (int e = 0; e < n_experts; ++e) begin[e + 2] += begin[e + 1];
   for (size_t s = 0; s < n_slots; ++s)
     if (expert_of(s) >= 0) order[begin[expert_of(s) + 1]++] = static_cast<int>(s);
+  return {begin, order, top_k};
+}
 
+void CpuOps::moe(View x, const Experts& experts, const Routing& routing, View y) {
+  CACHALOT_CHECK(experts.gate_up.out == 2 * experts.down.in && experts.down.out == y.n_cols() && x.n_cols() == experts.gate_up.in);
+  CACHALOT_CHECK(!experts.shared_gate_up ||
+                 (experts.shared_gate_up.out == 2 * experts.shared_down.in && experts.shared_down.out == y.n_cols()));
+  CACHALOT_CHECK(routing.ids.n_rows() == x.n_rows() && y.n_rows() == x.n_rows() && x.dtype == DType::f32 && y.dtype == DType::f32);
+  if (experts_fit_tiles(experts, x.n_rows())) return moe_on_tiles(x, experts, routing, y);
+  for (int begin = 0; begin < x.n_rows(); begin += kMoeTokens) {
+    const int n = std::min(kMoeTokens, x.n_rows() - begin);
+    moe_tokens(x.rows(begin, n), experts, {routing.ids.rows(begin, n), routing.weights.rows(begin, n)}, y.rows(begin, n));
+  }
+}
+
+void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, View y) {
+  const Scope scope(*this);
+  const int n_tokens = x.n_rows(), n_experts = experts.gate_up.n_matrices, hidden = y.n_cols();
+  const auto n_slots = static_cast<size_t>(n_tokens) * static_cast<size_t>(routing.ids.n_cols());
+  const CpuPacked &gate_up = packed_of(experts.gate_up), &down = packed_of(experts.down);
+
+  const auto [begin, order, top_k] = sort_slots(routing, n_experts);
   const bool shared = static_cast<bool>(experts.shared_gate_up);
   const size_t n_rows = n_slots + (shared ? static_cast<size_t>(n_tokens) : 0);
   const int inner = experts.down.in, shared_inner = shared ? experts.shared_down.in : 0;

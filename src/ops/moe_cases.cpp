@@ -212,6 +212,23 @@ void add_moe_cases(std::vector<OpCase>& cases) {
                             .inner = 256,
                             .shared_inner = 256,
                             .rows = 9}));
+  // Prompts: experts of several tiles of rows, beside a shared one of another width.
+  const auto prompt = [&](Format gate_up, Format down, Format shared, int hidden, int rows) {
+    cases.push_back(moe_case({.label = "prompt",
+                              .gate_up = gate_up,
+                              .down = down,
+                              .shared = shared,
+                              .n_experts = 5,
+                              .top_k = 2,
+                              .hidden = hidden,
+                              .inner = 96,
+                              .shared_inner = 160,
+                              .rows = rows}));
+  };
+  prompt(Format::q4_k, Format::q5_0, Format::q8_0, 256, 83);
+  prompt(Format::q6_k, Format::q8_0, Format::q5_1, 512, 170);
+  prompt(Format::q8_0, Format::q4_0, Format::q8_0, 352, 40);
+  prompt(Format::int4_planar, Format::int4_planar, Format::int4_planar, 128, 300);
   cases.push_back(moe_case({.n_experts = 4, .top_k = 2, .hidden = 33, .inner = 19, .shared_inner = 7, .rows = 12}));
   cases.push_back(
       moe_case({.gate_up = Format::bf16, .down = Format::bf16, .n_experts = 384, .top_k = 8, .hidden = 32, .inner = 16, .rows = 50}));

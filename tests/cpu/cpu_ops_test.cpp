@@ -48,7 +48,7 @@ TEST(CpuOps, ProductsInBf16StayWithinTheirBound) {
   int n = 0;
   for (const OpCase& c : op_cases()) {
     const bool maps = c.op == "linear" || c.op == "linear_swiglu" || c.op == "head_linear" || c.op == "moe" || c.op == "attend_expanded";
-    if (!maps || n++ % 2 != 0) continue;
+    if (!maps || (n++ % 2 != 0 && c.name.find("prompt") == std::string::npos)) continue;
     const CaseResult result =
         run_case(c, *ops, *reference, {.activations_in_16_bits = true, .bf16_products = true, .bf16_attention = attends_in_bf16()});
     EXPECT_TRUE(result.ok) << result.text;

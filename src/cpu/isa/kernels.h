@@ -145,6 +145,7 @@ struct WideProduct {
   const float* bias = nullptr;
   float beta = 0.0f;
   // Products on tiles only:
+  const float* factors = nullptr;  // bf16: [n_tokens] or null; y += factor * product, instead of bias and beta
   const uint8_t* tiles = nullptr;  // the tokens' activations, as TileKernels lays them out
   const float* sums = nullptr;     // byte products: [tile][n / 32][16 tokens] float_sum
   uint8_t* scratch = nullptr;      // TileKernels::scratch_bytes(n) for the call, aligned to 64
@@ -163,7 +164,7 @@ inline constexpr int kTileBytes = 1024;    // of such a tile: 16 rows of 64 byte
 
 // Activations of 16 tokens and 32 columns are a tile, tiles lie [token tile][n / 32], tokens past the end are zero:
 //   bytes    [16 tokens]: upper[32], lower[32] of an ActivationChunk
-//   bf16     [16 tokens][32], or as pairs [16 pairs of columns][16 tokens][2]
+//   bf16     [16 tokens][32] times 2^64, of every eight columns the even ones first; or as pairs [16 pairs of columns][16 tokens][2]
 struct TileKernels {
   size_t (*scratch_bytes)(int n_cols) = nullptr;
   // Each fills one tile row of n_cols / 32 tiles from up to 16 tokens.
@@ -174,6 +175,9 @@ struct TileKernels {
   void (*bytes[kNumCodecs])(const WideRows&, const WideProduct&) = {};
   // Weights and activations rounded to bf16, summed in f32; from tiles of bf16.
   void (*bf16[kNumCodecs])(const WideRows&, const WideProduct&) = {};
+  // silu(gate x) * (up x) in tiles of bf16 for the next product: row r is column y_col + r of h, [token tile][h_chunks]. All rows are whole
+  // groups; y, bias, beta and factors are not used.
+  void (*swiglu[kNumCodecs])(const WideRows& gate, const WideRows& up, const WideProduct&, uint8_t* h, int h_chunks) = {};
   // The same of a panel of up to 64 decoded rows of f32; from tiles of pairs.
   void (*gemm_bf16)(const Panel&, const WideProduct&) = nullptr;
 };

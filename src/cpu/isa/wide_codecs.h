@@ -52,6 +52,7 @@ struct Unit {
 
 // WideCodec<C>, a unit opened for a register of rows: value = scale * (code - kOffset) - minimum.
 //   codes(c, w)   the codes of chunk c, a register per step
+//   nibbles(c)    where the codes of chunk c lie, in codecs that store four bits of them in one place
 //   scale(i)      of sub-block i, kSub columns each; all products of the stored factors are exact in f32
 //   minimum(c)    of chunk c, where kMinimum says that there is one
 template <Codec C>
@@ -73,12 +74,14 @@ struct WideBlock : WideBase<32, kCodeOffset, kHasMinimum> {
 template <>
 struct WideCodec<Codec::q4_0> : WideBlock<8, false> {
   using WideBlock::WideBlock;
-  void codes(int, I* w) const { nibble_codes(unit.codes(32), w); }
+  [[nodiscard]] const uint8_t* nibbles(int) const { return unit.codes(32); }
+  void codes(int c, I* w) const { nibble_codes(nibbles(c), w); }
 };
 template <>
 struct WideCodec<Codec::q4_1> : WideBlock<0, true> {
   using WideBlock::WideBlock;
-  void codes(int, I* w) const { nibble_codes(unit.codes(64), w); }
+  [[nodiscard]] const uint8_t* nibbles(int) const { return unit.codes(64); }
+  void codes(int c, I* w) const { nibble_codes(nibbles(c), w); }
 };
 template <>
 struct WideCodec<Codec::q5_0> : WideBlock<16, false> {
@@ -106,19 +109,22 @@ alignas(16) constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 1
 template <>
 struct WideCodec<Codec::iq4_nl> : WideBlock<128, false> {
   using WideBlock::WideBlock;
-  void codes(int, I* w) const { table_codes(unit.codes(32), kIq4Codes, w); }
+  [[nodiscard]] const uint8_t* nibbles(int) const { return unit.codes(32); }
+  void codes(int c, I* w) const { table_codes(nibbles(c), kIq4Codes, w); }
 };
 template <>
 struct WideCodec<Codec::iq4_xs> : WideBase<32, 128, false> {
   F d;
   explicit WideCodec(const Unit& u) : WideBase{u}, d(u.half(0)) {}
-  void codes(int c, I* w) const { table_codes(unit.codes(160 + 256 * c), kIq4Codes, w); }
+  [[nodiscard]] const uint8_t* nibbles(int c) const { return unit.codes(160 + 256 * c); }
+  void codes(int c, I* w) const { table_codes(nibbles(c), kIq4Codes, w); }
   [[nodiscard]] F scale(int c) const { return mul(d, unit.i8(32 + 16 * c)); }
 };
 template <>
 struct WideCodec<Codec::mxfp4> : WideBase<32, 12, false> {
   explicit WideCodec(const Unit& u) : WideBase{u} {}
-  void codes(int, I* w) const { table_codes(unit.codes(16), kFp4Codes, w); }
+  [[nodiscard]] const uint8_t* nibbles(int) const { return unit.codes(16); }
+  void codes(int c, I* w) const { table_codes(nibbles(c), kFp4Codes, w); }
   // Half the scale, as the table's levels are doubled.
   [[nodiscard]] F scale(int) const { return as_float(shl(isub(load_u8(unit.p + unit.lane), iset1(1)), 23)); }
 };
@@ -132,7 +138,8 @@ struct WidePlanar : WideBase<32, 0, true> {
 template <>
 struct WideCodec<Codec::int4> : WidePlanar {
   using WidePlanar::WidePlanar;
-  void codes(int c, I* w) const { nibble_codes(unit.codes(48 + 256 * c), w); }
+  [[nodiscard]] const uint8_t* nibbles(int c) const { return unit.codes(48 + 256 * c); }
+  void codes(int c, I* w) const { nibble_codes(nibbles(c), w); }
 };
 template <>
 struct WideCodec<Codec::int8> : WidePlanar {
@@ -148,7 +155,8 @@ struct WideSuper : WideBase<32, 0, true> {
 template <>
 struct WideCodec<Codec::q4_k> : WideSuper {
   using WideSuper::WideSuper;
-  void codes(int c, I* w) const { nibble_codes(unit.codes(320 + 256 * c), w); }
+  [[nodiscard]] const uint8_t* nibbles(int c) const { return unit.codes(320 + 256 * c); }
+  void codes(int c, I* w) const { nibble_codes(nibbles(c), w); }
 };
 template <>
 struct WideCodec<Codec::q5_k> : WideSuper {

@@ -1,0 +1,224 @@
+// Opens weights of the wide layout to tiles of bf16.
+//
+// A register holds two columns of each of 16 rows. Codes become f16 numbers, and one FMA of 32 of them gives the weights; an f16 shifted
+// right by three bits, its sign kept, is the bf16 of 2^-112 times its value. So weights are scaled per row to end near the top of the
+// range of f16, activations by 2^64, and the sums of products back by a factor per row.
+// The words of a register are columns k and k + 2 of it: tiles keep the even columns of every eight before the odd ones.
+#pragma once
+
+#include "cpu/isa/bytes_vnni.h"
+#include "cpu/isa/half_vectors.h"
+#include "cpu/isa/wide_codecs.h"
+
+namespace cachalot::cpu {
+namespace {
+
+constexpr float kActivationFactor = 0x1p64f;
+constexpr int kRowBytes = 64;  // of a tile's row
+
+inline I words(int a) { return _mm512_set1_epi16(static_cast<short>(a)); }
+
+// 16 numbers as f16, each in both words of its lane.
+inline I half_pairs(F a) {
+  const I twice =
+      _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+  return _mm512_permutexvar_epi16(twice, _mm512_castsi256_si512(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)));
+}
+
+// The most that |code - offset| can be, and that a scale is to the f16 of its unit: bounds of |weight| / d, and of |minimum| / dmin.
+struct OpenBounds {
+  float weight, minimum;
+};
+template <Codec C>
+constexpr OpenBounds open_bounds() {
+  switch (C) {
+    case Codec::q4_0: return {8, 0};
+    case Codec::q4_1: return {15, 1};
+    case Codec::q5_0: return {16, 0};
+    case Codec::q5_1: return {31, 1};
+    case Codec::q8_0: return {128, 0};
+    case Codec::q4_k: return {63 * 15, 63};
+    case Codec::q5_k: return {63 * 31, 63};
+    case Codec::q6_k: return {128 * 32, 0};
+    case Codec::iq4_nl: return {127, 0};
+    case Codec::iq4_xs: return {128 * 127, 0};
+    case Codec::mxfp4: return {12, 0};
+    case Codec::int4: return {255, 0};
+    default: return {255, 0};
+  }
+}
+
+// Factors of 16 rows: 2^n that brings their weights under 2^15, and what takes the sums of products back.
+struct RowFactors {
+  F up, down;
+};
+template <Codec C>
+inline RowFactors row_factors(const uint8_t* unit, int n_units, int64_t unit_bytes) {
+  constexpr OpenBounds kBounds = open_bounds<C>();
+  F bound = zero();
+  for (int u = 0; u < n_units; ++u, unit += unit_bytes) {
+    const Unit at{unit, 0};
+    F here;
+    if constexpr (C == Codec::mxfp4) {
+      here = mul(WideCodec<C>(at).scale(0), set1(kBounds.weight));
+    } else {
+      here = mul(vabs(at.half(0)), set1(kBounds.weight));
+      if constexpr (kBounds.minimum > 0.0f) here = fma(vabs(at.half(32)), set1(kBounds.minimum), here);
+    }
+    bound = vmax(bound, here);
+  }
+  // Exponents, biased: up = 2^(13 - e) for bound < 2^(e + 1), and activations and f16 took 2^(64 - 112).
+  const I exponent = _mm512_max_epi32(_mm512_srli_epi32(as_int(bound), 23), iset1(40));
+  return {as_float(shl(isub(iset1(13 + 2 * 127), exponent), 23)), as_float(shl(iadd(exponent, iset1(112 - 64 - 13)), 23))};
+}
+
+// Scales and minima of a unit's rows, times `up`, in pairs of f16.
+template <Codec C>
+struct OpenScales {
+  using D = WideCodec<C>;
+  const D& codec;
+  F up;
+  OpenScales(const D& unit, F factor) : codec(unit), up(factor) {}
+  void load(int c, I* scale, I& minus) const {
+    for (int i = 0; i < kChunk / D::kSub; ++i) scale[i] = half_pairs(mul(codec.scale(c * (kChunk / D::kSub) + i), up));
+    if constexpr (D::kMinimum) minus = half_pairs(sub(zero(), mul(codec.minimum(c), up)));
+  }
+};
+// Factors of a chunk lie side by side: 16 scales, 16 minima.
+struct OpenSuperScales {
+  const WideSuper& codec;
+  I factors;
+  OpenSuperScales(const WideSuper& unit, F up) : codec(unit) {
+    constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    factors = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(mul(unit.d, up), kRound)),
+                                 _mm512_cvtps_ph(sub(zero(), mul(unit.dmin, up)), kRound), 1);
+  }
+  void load(const uint8_t* bytes, I* scale, I& minus) const {
+    const I low =
+        _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const I both = half_mul(halves_of_words(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)))), factors);
+    scale[0] = _mm512_permutexvar_epi16(low, both);
+    minus = _mm512_permutexvar_epi16(_mm512_add_epi16(low, words(16)), both);
+  }
+};
+template <>
+struct OpenScales<Codec::q4_k> : OpenSuperScales {
+  using OpenSuperScales::OpenSuperScales;
+  void load(int c, I* scale, I& minus) const { OpenSuperScales::load(codec.unit.p + 64 + 32 * c, scale, minus); }
+};
+template <>
+struct OpenScales<Codec::q5_k> : OpenScales<Codec::q4_k> {
+  using OpenScales<Codec::q4_k>::OpenScales;
+};
+
+// f16 numbers of codes, looked up by the five lowest bits of a word.
+struct alignas(64) HalfTable {
+  uint16_t v[32] = {};
+};
+constexpr uint16_t half_of_integer(int a) {  // |a| < 2048
+  if (a == 0) return 0;
+  int magnitude = a < 0 ? -a : a, exponent = 25;
+  while (magnitude < 1024) {
+    magnitude *= 2;
+    --exponent;
+  }
+  return static_cast<uint16_t>((a < 0 ? 0x8000 : 0) + exponent * 1024 + magnitude - 1024);
+}
+// Of four-bit codes, twice: the fifth bit is another code's.
+template <Codec C>
+constexpr HalfTable nibble_table() {
+  HalfTable t;
+  for (int i = 0; i < 32; ++i) {
+    const int code = C == Codec::iq4_nl || C == Codec::iq4_xs ? kIq4Codes[i % 16] : C == Codec::mxfp4 ? kFp4Codes[i % 16] : i % 16;
+    t.v[i] = half_of_integer(code - WideCodec<C>::kOffset);
+  }
+  return t;
+}
+template <int kOffset>
+constexpr HalfTable five_bit_table() {
+  HalfTable t;
+  for (int i = 0; i < 32; ++i) t.v[i] = half_of_integer(i - kOffset);
+  return t;
+}
+inline I look_up_halves(const HalfTable& t, I index) { return _mm512_permutexvar_epi16(index, _mm512_load_si512(t.v)); }
+
+template <Codec C>
+inline constexpr bool kFiveBits = C == Codec::q5_0 || C == Codec::q5_1 || C == Codec::q5_k;
+
+// The numbers (code - offset) of a chunk as f16 in the order of a tile of pairs.
+template <Codec C>
+inline void half_codes(const WideCodec<C>& codec, int c, I* numbers) {
+  constexpr int kOffset = WideCodec<C>::kOffset;
+  if constexpr (requires { codec.nibbles(c); }) {
+    alignas(64) static constexpr HalfTable kTable = nibble_table<C>();
+    const uint8_t* const from = codec.nibbles(c);
+#pragma GCC unroll 4
+    for (int i = 0; i < kSteps / 2; ++i) {
+      const I r = load_bytes(from + kStepBytes * i);
+      numbers[4 * i] = look_up_halves(kTable, r);
+      numbers[4 * i + 1] = look_up_halves(kTable, shr16(r, 4));
+      numbers[4 * i + 2] = look_up_halves(kTable, shr16(r, 8));
+      numbers[4 * i + 3] = look_up_halves(kTable, shr16(r, 12));
+    }
+  } else {
+    I codes[kSteps];
+    codec.codes(c, codes);
+#pragma GCC unroll 8
+    for (int s = 0; s < kSteps; ++s) {
+      I &low = numbers[4 * (s / 2) + s % 2], &high = numbers[4 * (s / 2) + s % 2 + 2];
+      if constexpr (kFiveBits<C>) {
+        alignas(64) static constexpr HalfTable kTable = five_bit_table<kOffset>();
+        low = look_up_halves(kTable, codes[s]);
+        high = look_up_halves(kTable, shr16(codes[s], 8));
+      } else {  // beside the exponent of 1024 a code is the number 1024 + code
+        const I base = words(half_of_integer(1024 + kOffset));
+        low = half_sub(_mm512_ternarylogic_epi32(codes[s], words(0xff), words(0x6400), 0xea), base);
+        high = half_sub(ior(shr16(codes[s], 8), words(0x6400)), base);
+      }
+    }
+  }
+}
+
+// bf16 of 2^-112 times the f16: the product is a / 8 rounded, its sign spread over the upper bits.
+inline I brain_of_half(I a) { return iand(_mm512_mulhrs_epi16(a, words(0x1000)), words(0x8fff)); }
+
+template <int kNumber>
+struct Step {
+  static constexpr int value = kNumber;
+};
+
+// Chunk c of a unit's 16 rows as a tile of pairs: [16 pairs of columns][16 rows][2]. Calls between(Step<0..2>) on the way, so that tiles
+// have work while the vector units do this.
+template <Codec C, typename Between>
+inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, int c, uint8_t* to, const Between& between) {
+  using D = WideCodec<C>;
+  I scale[kChunk / D::kSub], minus = iset1(0);
+  scales.load(c, scale, minus);
+  I numbers[kChunk / 2];
+  half_codes<C>(codec, c, numbers);
+  const auto put = [&](int begin, int end) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+    for (int i = begin; i < end; ++i) {
+      const I factor = scale[i / (D::kSub / 2)];
+      _mm512_store_si512(to + kRowBytes * i,
+                         brain_of_half(D::kMinimum ? half_fma(numbers[i], factor, minus) : half_mul(numbers[i], factor)));
+    }
+  };
+  between(Step<0>{});
+  put(0, 6);
+  between(Step<1>{});
+  put(6, 12);
+  between(Step<2>{});
+  put(12, 16);
+}
+
+// 32 activations as bf16 in the order of a tile's row.
+inline I tile_row(F first, F second) {
+  const I order = _mm512_set_epi16(31, 29, 27, 25, 30, 28, 26, 24, 23, 21, 19, 17, 22, 20, 18, 16, 15, 13, 11, 9, 14, 12, 10, 8, 7, 5, 3, 1,
+                                   6, 4, 2, 0);
+  const F factor = set1(kActivationFactor);
+  return _mm512_permutexvar_epi16(order, reinterpret_cast<I>(_mm512_cvtne2ps_pbh(mul(second, factor), mul(first, factor))));
+}
+
+}  // namespace
+}  // namespace cachalot::cpu
