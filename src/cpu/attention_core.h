@@ -37,7 +37,12 @@ struct AttentionShape {
   [[nodiscard]] size_t query_floats(int n_queries) const {
     return static_cast<size_t>(lanes(n_queries)) * static_cast<size_t>(k_dim / kernels.k_multiple);
   }
-  [[nodiscard]] size_t out_floats(int n_queries) const { return static_cast<size_t>(round_up(n_queries, 8)) * static_cast<size_t>(v()); }
+  [[nodiscard]] size_t out_floats(int n_queries) const {
+    return static_cast<size_t>(round_up(n_queries, std::max(kernels.lanes, 8))) * static_cast<size_t>(v());
+  }
+  [[nodiscard]] size_t scratch_floats() const {
+    return kernels.scratch_bytes == nullptr ? 0 : round_up(kernels.scratch_bytes(k_dim, v()) / sizeof(float), size_t{16});
+  }
 };
 
 // The kernels for rows of `stored`, or those of f32 when there are none or the dimensions do not suit them.
@@ -58,8 +63,8 @@ struct AttentionTask {
 
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// Sums of exp(score - largest) v over a part of the context, for all queries of a task: out [queries rounded up to 8][v], and the state of
-// the softmax [lanes].
+// Sums of exp(score - largest) v over a part of the context, for all queries of a task: out [queries rounded up to lanes, 8 at least][v],
+// and the state of the softmax [lanes].
 struct Sums {
   float *out = nullptr, *largest = nullptr, *sum = nullptr;
 };
@@ -105,13 +110,14 @@ struct AttentionMemory {
     visible = reinterpret_cast<int*>(c.take(lanes));
     key_copies = reinterpret_cast<std::byte*>(c.take(key_floats(shape)));
     value_copies = reinterpret_cast<std::byte*>(c.take(value_floats(shape)));
+    scratch = c.take(shape.scratch_floats());
     total = take_sums(shape, max_queries, c);
     group = take_sums(shape, max_queries, c);
     part = take_sums(shape, max_queries, c);
   }
   static size_t floats(const AttentionShape& shape, int max_queries) {
     const auto lanes = static_cast<size_t>(shape.lanes(max_queries));
-    return shape.query_floats(max_queries) + lanes * (kTileRows + 2) + key_floats(shape) + value_floats(shape) +
+    return shape.query_floats(max_queries) + lanes * (kTileRows + 2) + key_floats(shape) + value_floats(shape) + shape.scratch_floats() +
            3 * sums_floats(shape, max_queries) + size_t{6} * 16;
   }
   static size_t key_floats(const AttentionShape& shape) { return static_cast<size_t>(kTileRows) * static_cast<size_t>(shape.k_dim); }
@@ -121,6 +127,7 @@ struct AttentionMemory {
   float *scores, *correction;
   int* visible;
   std::byte *key_copies, *value_copies;  // [kTileRows] rows of k_dim and of v numbers
+  float* scratch;                        // of the kernels
   Sums total, group, part;
   const void *keys[kTileRows], *values[kTileRows], *ahead[2][kTileRows];
 };
@@ -190,6 +197,7 @@ void attend_partition(const AttentionShape& shape, const AttentionTask& task, in
                        .sum = to.sum,
                        .correction = m.correction,
                        .out = to.out,
+                       .scratch = m.scratch,
                        .first = at == begin};
     if (at + n > task.position + 1) {  // the first row does not see all
       for (int i = 0, query = 0; i < task.n_rows; ++i)

@@ -120,14 +120,15 @@ void CpuOps::attend_expanded(const Attn& attn, const MlaDims& dims, View q, cons
     const int kv_len = batch.host_kv_len[static_cast<size_t>(s)], begin = batch.host_q_start[static_cast<size_t>(s)] - attn.rows.row_begin;
     const int n_q = batch.host_q_start[static_cast<size_t>(s) + 1] - attn.rows.row_begin - begin;
     if (kv_len <= 0 || n_q <= 0) continue;
+    const Element element = in_bf16(n_q) ? Element::bf16 : element_of(attn.kv.layout.format);
     for (int context = 0; context < kv_len; context += kContextChunk) {
       const Scope chunk_scope(*this);
       const int n = std::min(kContextChunk, kv_len - context);
       const View latent = temp(DType::f32, n, dims.kv_rank + dims.rope_dim), kv = temp(DType::f32, n, kv_b.out);
       kv_gather(attn, s, context, n, latent);
       linear(latent.cols(0, dims.kv_rank), kv_b, kv);
-      attend_chunk({.dims = dims, .scale = attn.scale, .q_position = kv_len - n_q, .kv_position = context},
-                   element_of(attn.kv.layout.format), q.rows(begin, n_q), latent, kv, out.rows(begin, n_q), lse.rows(begin, n_q));
+      attend_chunk({.dims = dims, .scale = attn.scale, .q_position = kv_len - n_q, .kv_position = context}, element, q.rows(begin, n_q),
+                   latent, kv, out.rows(begin, n_q), lse.rows(begin, n_q));
     }
   }
 }

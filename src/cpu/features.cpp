@@ -69,6 +69,7 @@ KernelTable with_tiles(const KernelTable& base, const char* name) {
   KernelTable t = base;
   t.name = name;
   t.tiles = kAmxKernels;
+  t.attention[static_cast<int>(Element::bf16)] = kAmxAttention;
   return t;
 }
 #endif

@@ -198,6 +198,10 @@ TEST_P(Kernels, RowConversionsRoundAsTheReference) {
   EXPECT_TRUE(std::isnan(bf16_to_f32(stored)));
 }
 
+std::shared_ptr<std::byte> scratch_of(const AttentionKernels& kernels, int k_dim, int v_dim) {
+  return kernels.scratch_bytes == nullptr ? nullptr : map_huge(kernels.scratch_bytes(k_dim, v_dim));
+}
+
 // Two tiles of 64 and 21 rows, for queries that see different numbers of them.
 void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int n_queries, double tolerance) {
   constexpr int kRows = 85;
@@ -231,6 +235,7 @@ void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int 
   for (int q = 0; q < n_queries; ++q) query_rows.push_back(&queries[static_cast<size_t>(q * k_dim)]);
   std::vector<float> packed(lanes * static_cast<size_t>(k_dim)), scores(lanes * kTileRows), largest(lanes), sum(lanes), correction(lanes),
       out((lanes + 8) * static_cast<size_t>(v_dim)), result(static_cast<size_t>(v_dim));
+  const std::shared_ptr<std::byte> scratch = scratch_of(kernels, k_dim, v_dim);
   const float scale = 0.2f;
   kernels.pack_queries(query_rows.data(), n_queries, k_dim, scale, packed.data());
   for (int begin = 0; begin < kRows; begin += kTileRows) {
@@ -255,6 +260,7 @@ void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int 
                     .sum = sum.data(),
                     .correction = correction.data(),
                     .out = out.data(),
+                    .scratch = scratch.get(),
                     .first = begin == 0,
                     .ahead = {k.data(), v.data()},
                     .n_ahead = n,
@@ -297,7 +303,8 @@ TEST_P(Kernels, AttentionPassesOnNotANumber) {
     const AttentionKernels& kernels = table().attention[e];
     if (kernels.attend == nullptr) continue;
     const std::vector<float> key(32, std::nanf("")), value(32, 1.0f);
-    std::vector<float> row(32), packed(16 * 32), scores(16 * kTileRows), state(3 * 16), out(8 * 32), result(32);
+    std::vector<float> row(32), packed(16 * 32), scores(16 * kTileRows), state(3 * 16), out(16 * 32), result(32);
+    const std::shared_ptr<std::byte> scratch = scratch_of(kernels, 32, 32);
     kernels.make_row(key.data(), 32, row.data());
     std::vector<const void*> rows(kTileRows, row.data());
     const float* query[1] = {value.data()};
@@ -314,6 +321,7 @@ TEST_P(Kernels, AttentionPassesOnNotANumber) {
                     .sum = state.data() + 16,
                     .correction = state.data() + 32,
                     .out = out.data(),
+                    .scratch = scratch.get(),
                     .first = true});
     kernels.write_row(out.data(), 1.0f / state[16], 32, result.data());
     EXPECT_TRUE(std::isnan(result[0])) << "element " << e;

@@ -91,8 +91,10 @@ struct AttentionTile {
   float* largest = nullptr;       // [groups][lanes] largest score so far
   float* sum = nullptr;           // [groups][lanes] sum of exp(score - largest)
   float* correction = nullptr;    // working memory: [groups][lanes]
-  float* out = nullptr;           // [n_queries rounded up to 8][v_dim] sums of exp(score - largest) times value, for write_row
-  bool first = false;             // no tile came before: largest, sum and out are unset
+  // [n_queries rounded up to lanes, 8 at least][v_dim] sums of exp(score - largest) times value, for write_row
+  float* out = nullptr;
+  void* scratch = nullptr;  // AttentionKernels::scratch_bytes, aligned to 64
+  bool first = false;       // no tile came before: largest, sum and out are unset
   // What the next tile will read, asked for on the way: ahead_bytes at each of the n_ahead pointers.
   const void* const* ahead[2] = {nullptr, nullptr};
   int n_ahead = 0, ahead_bytes[2] = {0, 0};
@@ -106,6 +108,7 @@ struct AttentionKernels {
   // n numbers, a multiple of v_multiple or k_multiple, as a row of this format.
   void (*make_row)(const float* src, int n, void* row) = nullptr;
   void (*attend)(const AttentionTile&) = nullptr;
+  size_t (*scratch_bytes)(int k_dim, int v_dim) = nullptr;  // null: none
   // total = total * keep + part * add; n a multiple of v_multiple.
   void (*merge)(float keep, float* total, float add, const float* part, int n) = nullptr;
   // y = factor times a row of `out`, of which y has n numbers.
@@ -218,6 +221,7 @@ struct KernelTable {
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
 extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels;
 extern const AttentionKernels kAvx512Bf16Attention;
+extern const AttentionKernels kAmxAttention;
 extern const TileKernels kAmxKernels;
 
 }  // namespace cachalot::cpu

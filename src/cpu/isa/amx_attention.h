@@ -1,0 +1,184 @@
+// Attention on rows of bf16 with AMX tiles, in the layouts of attention.h: a group of 16 queries is the right factor of its scores as
+// pack_queries leaves it, keys are the left one; softmax weights, turned, are the left factor of the sums of values.
+#pragma once
+
+#include "cpu/isa/amx_rows.h"
+#include "cpu/isa/bf16_form.h"
+
+namespace cachalot::cpu {
+namespace {
+
+constexpr int kMostKeyTiles = kTileRows / kTileTokenRows, kMostKeyChunks = kTileRows / kChunk;
+
+// The working memory: keys [chunk of 32 numbers][tile of 16 keys], values [32 numbers][32 keys][2 tiles], the weights of a group, and the
+// queries' last numbers where those are no whole chunk.
+struct AttentionScratch {
+  uint8_t *keys, *values, *weights, *last_queries;
+  int key_chunks, value_blocks;
+  AttentionScratch(void* memory, int k_dim, int v_dim)
+      : keys(static_cast<uint8_t*>(memory)), key_chunks((k_dim + kChunk - 1) / kChunk), value_blocks(v_dim / kChunk) {
+    values = keys + key_chunks * kMostKeyTiles * kTileBytes;
+    weights = values + value_blocks * kMostKeyChunks * 2 * kTileBytes;
+    last_queries = weights + kMostKeyChunks * kTileBytes;
+  }
+};
+inline size_t attention_scratch_bytes(int k_dim, int v_dim) {
+  const AttentionScratch end(nullptr, k_dim, v_dim);
+  return static_cast<size_t>(end.last_queries - end.keys) + kTileBytes;
+}
+
+inline void lay_out_keys(const AttentionTile& t, const AttentionScratch& s, int n_tiles) {
+  const int rest = t.k_dim % kChunk;
+  for (int row = 0; row < n_tiles * kTileTokenRows; ++row) {
+    const auto* const key = static_cast<const uint16_t*>(t.keys[row < t.n_rows ? row : t.n_rows - 1]);
+    uint8_t* to = s.keys + row * kRowBytes;
+    for (int c = 0; c < s.key_chunks; ++c, to += kMostKeyTiles * kTileBytes) {
+      const __mmask32 there = c + 1 == s.key_chunks && rest != 0 ? (1u << rest) - 1 : ~0u;
+      _mm512_store_si512(to, _mm512_maskz_loadu_epi16(there, key + c * kChunk));
+    }
+  }
+}
+inline void lay_out_values(const AttentionTile& t, const AttentionScratch& s, int n_chunks) {
+  for (int pair = 0; pair < n_chunks * kChunk / 2; ++pair) {
+    uint8_t* to = s.values + (pair / 16 * 2) * kTileBytes + pair % 16 * kRowBytes;
+    const auto row_at = [&](int row) { return static_cast<const uint16_t*>(t.values[row < t.n_rows ? row : t.n_rows - 1]); };
+    const uint16_t *const first = row_at(2 * pair), *const second = row_at(2 * pair + 1);
+    const __mmask32 first_there = 2 * pair < t.n_rows ? ~0u : 0u, second_there = 2 * pair + 1 < t.n_rows ? ~0u : 0u;
+    for (int d = 0; d < s.value_blocks; ++d, to += kMostKeyChunks * 2 * kTileBytes) {
+      const I a = _mm512_maskz_loadu_epi16(first_there, first + d * kChunk),
+              b = _mm512_maskz_loadu_epi16(second_there, second + d * kChunk);
+      _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
+      _mm512_store_si512(to + kTileBytes, _mm512_unpackhi_epi16(a, b));
+    }
+  }
+}
+
+// Tile k of keys times the chunk's queries, into tile k.
+template <int kKeys>
+inline void score_chunk(const uint8_t* keys, const uint8_t* queries) {
+  tile_load<7>(queries, kRowBytes);
+  tile_load<4>(keys, kRowBytes);
+  tile_dot_bf16<0, 4, 7>();
+  if constexpr (kKeys > 1) {
+    tile_load<5>(keys + kTileBytes, kRowBytes);
+    tile_dot_bf16<1, 5, 7>();
+  }
+  if constexpr (kKeys > 2) {
+    tile_load<6>(keys + 2 * kTileBytes, kRowBytes);
+    tile_dot_bf16<2, 6, 7>();
+    tile_load<4>(keys + 3 * kTileBytes, kRowBytes);
+    tile_dot_bf16<3, 4, 7>();
+  }
+}
+template <int kKeys>
+inline void score_group(const AttentionTile& t, const AttentionScratch& s, int group) {
+  const int n_units = t.k_dim / 2, rest = n_units % (kChunk / 2);
+  const uint8_t* const queries = static_cast<const uint8_t*>(t.queries) + static_cast<int64_t>(group) * n_units * kRowBytes;
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+  for (int c = 0; c < s.key_chunks; ++c) {
+    const uint8_t* from = queries + c * kTileBytes;
+    if (c + 1 == s.key_chunks && rest != 0) {
+      __builtin_memset(s.last_queries, 0, kTileBytes);
+      __builtin_memcpy(s.last_queries, from, static_cast<size_t>(rest) * kRowBytes);
+      from = s.last_queries;
+    }
+    score_chunk<kKeys>(s.keys + c * kMostKeyTiles * kTileBytes, from);
+  }
+  auto* const to = reinterpret_cast<uint8_t*>(t.scores + group * kTileRows * kWidth);
+  tile_store<0>(to, kRowBytes);
+  if constexpr (kKeys > 1) tile_store<1>(to + kTileBytes, kRowBytes);
+  if constexpr (kKeys > 2) {
+    tile_store<2>(to + 2 * kTileBytes, kRowBytes);
+    tile_store<3>(to + 3 * kTileBytes, kRowBytes);
+  }
+}
+inline void score_group(const AttentionTile& t, const AttentionScratch& s, int group, int n_tiles) {
+  if (n_tiles == 1) return score_group<1>(t, s, group);
+  if (n_tiles == 2) return score_group<2>(t, s, group);
+  score_group<4>(t, s, group);
+}
+
+// The group's weights, in pairs of rows, as tiles of queries.
+inline void turn_weights(const AttentionTile& t, const AttentionScratch& s, int group, int padded_rows, int n_chunks) {
+  const float* const from = t.scores + group * kTileRows * kWidth;
+  for (int c = 0; c < n_chunks; ++c) {
+    I pairs[16];
+    for (int i = 0; i < 16; ++i) pairs[i] = 32 * c + 2 * i < padded_rows ? as_int(load(from + (16 * c + i) * kWidth)) : iset1(0);
+    transpose(pairs);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(s.weights + c * kTileBytes + i * kRowBytes, pairs[i]);
+  }
+}
+
+// What the group has summed up so far shrinks by its correction.
+inline void correct_group(const AttentionTile& t, int group) {
+  const float* const correction = t.correction + group * kWidth;
+  if (_mm512_cmp_ps_mask(load(correction), set1(1.0f), _CMP_NEQ_UQ) == 0) return;
+  for (int q = 0; q < kWidth; ++q) {
+    float* const out = t.out + static_cast<int64_t>(group * kWidth + q) * t.v_dim;
+    const F factor = set1(correction[q]);
+    for (int d = 0; d < t.v_dim; d += kWidth) store(out + d, mul(load(out + d), factor));
+  }
+}
+inline void sum_group(const AttentionTile& t, const AttentionScratch& s, int group, int n_chunks, Ahead& ahead) {
+  const int64_t stride = static_cast<int64_t>(t.v_dim) * 4;
+  float* const out = t.out + static_cast<int64_t>(group) * kWidth * t.v_dim;
+  tile_load<4>(s.weights, kRowBytes);
+  if (n_chunks == 2) tile_load<5>(s.weights + kTileBytes, kRowBytes);
+  for (int d = 0; d < s.value_blocks; ++d) {
+    const uint8_t* const values = s.values + d * kMostKeyChunks * 2 * kTileBytes;
+    float* const to = out + d * kChunk;
+    if (t.first) {
+      tile_zero<0>();
+      tile_zero<1>();
+    } else {
+      tile_load<0>(to, stride);
+      tile_load<1>(to + kWidth, stride);
+    }
+    tile_load<6>(values, kRowBytes);
+    tile_dot_bf16<0, 4, 6>();
+    tile_load<7>(values + kTileBytes, kRowBytes);
+    tile_dot_bf16<1, 4, 7>();
+    if (n_chunks == 2) {
+      tile_load<6>(values + 2 * kTileBytes, kRowBytes);
+      tile_dot_bf16<0, 5, 6>();
+      tile_load<7>(values + 3 * kTileBytes, kRowBytes);
+      tile_dot_bf16<1, 5, 7>();
+    }
+    tile_store<0>(to, stride);
+    tile_store<1>(to + kWidth, stride);
+    ahead.step();
+  }
+}
+
+inline void attend_on_tiles(const AttentionTile& t) {
+  const TileScope scope(kBf16Shapes);
+  const int n_groups = (t.n_queries + kWidth - 1) / kWidth, padded_rows = (t.n_rows + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+  const int key_tiles = (padded_rows + kTileTokenRows - 1) / kTileTokenRows, n_tiles = key_tiles == 3 ? 4 : key_tiles;
+  const int n_chunks = (padded_rows + kChunk - 1) / kChunk;
+  const AttentionScratch s(t.scratch, t.k_dim, t.v_dim);
+  lay_out_keys(t, s, n_tiles);
+  lay_out_values(t, s, n_chunks);
+  Ahead ahead(t, n_groups * s.value_blocks);
+  score_group(t, s, 0, n_tiles);
+  for (int group = 0; group < n_groups; ++group) {
+    // Tiles work on the next group's scores while the vector units turn this one's into weights.
+    if (group + 1 < n_groups) score_group(t, s, group + 1, n_tiles);
+    softmax_group<Bf16Form>(t, group, padded_rows);
+    turn_weights(t, s, group, padded_rows, n_chunks);
+    if (!t.first) correct_group(t, group);
+    sum_group(t, s, group, n_chunks, ahead);
+  }
+}
+
+constexpr AttentionKernels make_tile_attention() {
+  AttentionKernels k = make_attention<Bf16Form>();
+  k.attend = attend_on_tiles;
+  k.scratch_bytes = attention_scratch_bytes;
+  return k;
+}
+
+}  // namespace
+}  // namespace cachalot::cpu

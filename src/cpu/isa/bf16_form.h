@@ -1,0 +1,79 @@
+// The Form of attention on rows of bf16: products of pairs, summed in f32. Queries and weights are rounded to bf16 like the rows; the
+// softmax is computed in f32 and sums the rounded weights, so that the weights of a query add up to one. Needs AVX-512 BF16.
+#pragma once
+
+#include "cpu/isa/simd_avx512.h"
+//
+#include "cpu/isa/attention.h"
+
+namespace cachalot::cpu {
+namespace {
+
+inline __m512bh pairs_of(F a) { return reinterpret_cast<__m512bh>(a); }
+inline F as_f(__m512bh a) { return reinterpret_cast<F>(a); }
+
+struct Bf16Form {
+  static constexpr int kNumbers = 2;
+  static constexpr int kStepRows = 2;
+  static constexpr int kVMultiple = 2 * kWidth;
+  static F dot(F a, F b, F c) { return _mm512_dpbf16_ps(c, pairs_of(a), pairs_of(b)); }
+  // The numbers of two rows in pairs. Within 32 numbers they come in the order of the two unpack instructions; write_row puts them right.
+  template <int V>
+  static void values(const void* const* rows, int step, int d, F (&v)[V]) {
+    static_assert(V == 2);
+    const I first = _mm512_loadu_si512(static_cast<const uint16_t*>(rows[2 * step]) + d);
+    const I second = _mm512_loadu_si512(static_cast<const uint16_t*>(rows[2 * step + 1]) + d);
+    v[0] = as_float(_mm512_unpacklo_epi16(first, second));
+    v[1] = as_float(_mm512_unpackhi_epi16(first, second));
+  }
+  // e^x within 3e-6, for x <= 0; exactly 1 for 0. The maximum keeps NaN, which is its second operand.
+  static F exp_of(F x) {
+    const F y = mul(vmax(set1(-200.0f), x), set1(1.44269504f)), n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F f = sub(y, n);
+    F p = fma(set1(0.00958285299f), f, set1(0.0559064247f));
+    p = fma(p, f, set1(0.240240986f));
+    p = fma(p, f, set1(0.693124193f));
+    p = fma(p, f, set1(1.0f));
+    return _mm512_scalef_ps(p, n);
+  }
+  static F weights(float* s, int n_rows, F base) {
+    // Word 2i of a pair is the first row's.
+    const I interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
+                                          18, 2, 17, 1, 16, 0);
+    F sum[4] = {zero(), zero(), zero(), zero()};
+    for (int r = 0; r < n_rows; r += 4) {
+      for (int i = 0; i < 4; i += 2) {
+        const F a = exp_of(sub(load(s + (r + i) * kWidth), base)), b = exp_of(sub(load(s + (r + i + 1) * kWidth), base));
+        const I pair = _mm512_permutexvar_epi16(interleave, as_int(as_f(_mm512_cvtne2ps_pbh(b, a))));
+        store(s + (r + i) / 2 * kWidth, as_float(pair));
+        sum[i] = add(sum[i], as_float(shl(pair, 16)));
+        sum[i + 1] = add(sum[i + 1], as_float(iand(pair, iset1(static_cast<int>(0xffff0000u)))));
+      }
+    }
+    return add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+  }
+  static F units(const float* q, F scale) { return as_f(_mm512_cvtne2ps_pbh(mul(load(q + kWidth), scale), mul(load(q), scale))); }
+  static void make_row(const float* src, int n, void* row) {
+    auto* const to = static_cast<uint16_t*>(row);
+    int i = 0;
+    for (; i + 2 * kWidth <= n; i += 2 * kWidth) store(reinterpret_cast<float*>(to + i), units(src + i, set1(1.0f)));
+    if (i == n) return;
+    float rest[2 * kWidth] = {};
+    uint16_t rounded[2 * kWidth];
+    for (int j = i; j < n; ++j) rest[j - i] = src[j];
+    store(reinterpret_cast<float*>(rounded), units(rest, set1(1.0f)));
+    for (int j = i; j < n; ++j) to[j] = rounded[j - i];
+  }
+  static void write_row(const float* row, float factor, int n, float* y) {
+    const I low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const I high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int d = 0; d < n; d += 2 * kWidth) {
+      const F a = mul(load(row + d), set1(factor)), b = mul(load(row + d + kWidth), set1(factor));
+      store(y + d, _mm512_permutex2var_ps(a, low, b));
+      store(y + d + kWidth, _mm512_permutex2var_ps(a, high, b));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace cachalot::cpu
