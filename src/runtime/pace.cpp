@@ -19,9 +19,10 @@ void average(double& mean, double value, double weight) { mean = mean > 0.0 ? me
 
 void Pace::record(int n_decode_rows, int n_prompt_rows, double seconds) {
   if (n_prompt_rows == 0) {
-    if (n_decode_rows > 0) average(decode_seconds_, seconds, kWeight);
+    if (n_decode_rows > 0) average(decode_seconds_, seconds, steps_since_decode_ >= kStale ? 1.0 : kWeight), steps_since_decode_ = 0;
     return;
   }
+  steps_since_decode_ += n_decode_rows > 0;
   const double rows = n_prompt_rows;
   most_rows_ = std::max(rows, kForget * most_rows_);
   if (decode_seconds_ <= 0.0) {

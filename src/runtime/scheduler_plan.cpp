@@ -26,7 +26,7 @@ const StepPlan& Scheduler::plan(double now) {
   if (n_waiting_ > 0) admit(now);
   order_ = running_;
   plan_decodes(now);
-  plan_prompts(now);
+  if (plan_.n_decode_rows == 0 || !pace_.wants_decode_step()) plan_prompts(now);
   for (const StepPlan::Item& item : plan_.items) item.task->last_step = now;
   plan_is_open_ = true;
   return plan_;

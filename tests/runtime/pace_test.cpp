@@ -42,6 +42,23 @@ TEST(Pace, GivesRowsAllTheTimeWhileTheirNumberNeverChanges) {
   EXPECT_NEAR(pace.prompt_rows_within(step_seconds(256)), 256, 1);
 }
 
+TEST(Pace, AsksForADecodingStepWhenItsCostIsUnknownOrOld) {
+  Pace pace;
+  EXPECT_TRUE(pace.wants_decode_step());
+  pace.record(0, 512, 0.02);
+  EXPECT_TRUE(pace.wants_decode_step());
+  pace.record(8, 0, kDecode);
+  for (int i = 0; i < 127; ++i) {
+    pace.record(8, 256, step_seconds(256));
+    EXPECT_FALSE(pace.wants_decode_step()) << i;
+  }
+  pace.record(64, 256, step_seconds(256));
+  EXPECT_TRUE(pace.wants_decode_step());
+  pace.record(64, 0, 2.0 * kDecode);  // what was known is too old to be averaged with
+  EXPECT_FALSE(pace.wants_decode_step());
+  EXPECT_EQ(pace.decode_seconds(), 2.0 * kDecode);
+}
+
 TEST(Pace, TakesNoiseForNoLine) {
   Pace pace;
   pace.record(8, 0, 0.003);

@@ -141,6 +141,24 @@ TEST(Scheduling, PromptsBesideAStreamKeepItsGap) {
   }
 }
 
+// Many prompts that come at once, on a device whose steps have a large fixed part: the first ones generate while the others are read.
+TEST(Scheduling, PromptsMoveWhileTheFirstOnesGenerate) {
+  ModelFacts facts = small_facts();
+  facts.max_context = 2048;
+  facts.max_requests = 24;
+  facts.n_blocks = 8192;
+  facts.max_step_tokens = 8192;
+  CoreRig rig(facts, {}, {.step = 3e-3, .decode_row = 0.0, .prompt_row = 1.5e-5});
+  for (int i = 0; i < 24; ++i) rig.add(of_class(Priority::interactive, some_prompt(1024, i), 256));
+  rig.run();
+  double last_start = 0.0, first_end = 1e30;
+  for (RequestId id = 1; id <= 24; ++id) {
+    last_start = std::max(last_start, rig.times[id].front());
+    first_end = std::min(first_end, rig.times[id].back());
+  }
+  EXPECT_LT(last_start, 0.7 * first_end);
+}
+
 struct Load {
   double urgent_per_second = 0.0, others_per_second = 0.0, seconds = 100.0;
   bool classes = true;
