@@ -38,9 +38,10 @@ cudaError_t launch_gemm_tile(const GemmArgs& a, cudaStream_t stream) {
 
 namespace {
 
-// A thread per 64 bytes: 32 columns as 16 words of a row, in the places of permuted_column. blockIdx.x: tile (z: head), blockIdx.y: 16
-// rows.
-__global__ void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* to, bool q6) {
+// A lane per 16 bytes of the result: 8 lanes write a line, and their reads of four words each meet in the same line of x, which is 64
+// columns of a row, put in the places of permuted_column. blockIdx.x: tile (z: head), blockIdx.y: 16 rows.
+constexpr int kBlockRowsThreads = 256;
+__global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* to, bool q6) {
   pdl_trigger();
   pdl_wait();
   int begin = static_cast<int>(blockIdx.x) * a.tile_rows, count = 0;
@@ -51,28 +52,22 @@ __global__ void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* t
   } else {
     count = min(a.tile_rows, a.n_rows - begin);
   }
-  const int groups = a.w.cols / 32, first = static_cast<int>(blockIdx.y) * 16, last = min(first + 16, count);
-  const int64_t tile_at = static_cast<int64_t>(blockIdx.z * gridDim.x + blockIdx.x) * (groups / 2);
-  for (int i = static_cast<int>(threadIdx.x); i < (last - first) * groups; i += static_cast<int>(blockDim.x)) {
-    const int r = first + i / groups, group = i % groups;
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, unit = lane & 7, j = unit & 3;
+  const int n_chunks = a.w.cols / kRecordCols, first = static_cast<int>(blockIdx.y) * 16;
+  const int64_t tile_at = static_cast<int64_t>(blockIdx.z * gridDim.x + blockIdx.x) * n_chunks;
+  const int word = (unit >> 2) * 16 + (q6 ? (j >> 1) * 8 + (j & 1) : j), step = q6 ? 2 : 4;
+  for (int r = first + (lane >> 3); r < min(first + 16, count); r += 4) {
     int row = list != nullptr ? list[begin + r] : begin + r;
     if (a.x_by_token) row /= a.moe.top_k;
-    const uint4* from =
-        reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + row * a.x_stride + static_cast<int>(blockIdx.z) * a.x_head) +
-        group * 4;
-    const uint4 v0 = from[0], v1 = from[1], v2 = from[2], v3 = from[3];
-    uint8_t* piece = to + ((tile_at + (group >> 1)) * a.tile_rows + r) * 128;
-    const auto put = [&](int unit, uint4 v) { *reinterpret_cast<uint4*>(piece + (((4 * (group & 1) + unit) ^ (r & 7)) << 4)) = v; };
-    if (q6) {
-      put(0, make_uint4(v0.x, v0.z, v1.x, v1.z));
-      put(1, make_uint4(v0.y, v0.w, v1.y, v1.w));
-      put(2, make_uint4(v2.x, v2.z, v3.x, v3.z));
-      put(3, make_uint4(v2.y, v2.w, v3.y, v3.w));
-    } else {
-      put(0, make_uint4(v0.x, v1.x, v2.x, v3.x));
-      put(1, make_uint4(v0.y, v1.y, v2.y, v3.y));
-      put(2, make_uint4(v0.z, v1.z, v2.z, v3.z));
-      put(3, make_uint4(v0.w, v1.w, v2.w, v3.w));
+    const uint32_t* from =
+        reinterpret_cast<const uint32_t*>(static_cast<const bf16*>(a.x) + row * a.x_stride + static_cast<int>(blockIdx.z) * a.x_head) +
+        word;
+    uint8_t* piece = to + (tile_at * a.tile_rows + r) * 128 + ((unit ^ (r & 7)) << 4);
+#pragma unroll 4
+    for (int chunk = warp; chunk < n_chunks; chunk += kBlockRowsThreads / 32) {
+      const uint32_t* at = from + chunk * 32;
+      *reinterpret_cast<uint4*>(piece + static_cast<int64_t>(chunk) * a.tile_rows * 128) =
+          make_uint4(at[0], at[step], at[2 * step], at[3 * step]);
     }
   }
 }
@@ -95,7 +90,8 @@ cudaError_t launch_block_rows(const GemmArgs& a, void* to, cudaStream_t stream) 
   const int heads = a.rowing == Rowing::heads ? a.n_heads : 1;
   const dim3 grid(static_cast<unsigned>(wgmma_tiles(a, a.tile_rows) / heads), static_cast<unsigned>(a.tile_rows / 16),
                   static_cast<unsigned>(heads));
-  return launch(block_rows_kernel, grid, 256, 0, stream, a, static_cast<uint8_t*>(to), column_order(a.w.tile) == ColumnOrder::q6);
+  return launch(block_rows_kernel, grid, kBlockRowsThreads, 0, stream, a, static_cast<uint8_t*>(to),
+                column_order(a.w.tile) == ColumnOrder::q6);
 }
 
 cudaError_t launch_gemm_wgmma(const GemmArgs& a, cudaStream_t stream) {

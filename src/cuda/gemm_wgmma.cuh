@@ -140,6 +140,42 @@ __global__ __launch_bounds__(256, wgmma_blocks(kTile, kN)) void wgmma_kernel(con
   }
   __syncthreads();
   const int log_out = a.swiglu ? 6 : 7, first = block << log_out;
+  const int64_t y_unit = a.y_is_f32 ? 4 : 2;
+  if (a.y_order != ColumnOrder::plain && a.swiglu && a.bias == nullptr && first + 64 <= a.w.out) {
+    // 16 bytes per thread, the places of permuted_column: words `word`, `word` + `step`, ... of half of the 64 columns.
+    const bool q6 = a.y_order == ColumnOrder::q6;
+    const int unit = thread & 7, j = unit & 3, word = q6 ? (j >> 1) * 8 + (j & 1) : j, step = q6 ? 2 : 4;
+    uint8_t* y = static_cast<uint8_t*>(a.y) + (static_cast<int64_t>(x_tile) * a.y_chunks + block) * (kN * 128);
+    for (int row = thread >> 3; row < count; row += 32) {
+      const float* from = out + row * Shape::kOutPitch + (unit >> 2) * 32 + 2 * word;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 gate = *reinterpret_cast<const float2*>(from + 2 * i * step),
+                     up = *reinterpret_cast<const float2*>(from + 2 * i * step + 64);
+        pairs[i] = pack_bf16(__fdividef(gate.x, 1.0f + __expf(-gate.x)) * up.x, __fdividef(gate.y, 1.0f + __expf(-gate.y)) * up.y);
+      }
+      *reinterpret_cast<uint4*>(y + row * 128 + ((unit ^ (row & 7)) << 4)) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    return;
+  }
+  if (a.y_order == ColumnOrder::plain && !a.swiglu && a.bias == nullptr && a.beta == 0.0f && first + 128 <= a.w.out &&
+      (a.y_stride | a.y_head) % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0) {  // 8 columns per thread
+    for (int i = thread; i < count * 16; i += 256) {
+      const int row = i >> 4, col = (i & 15) * 8;
+      const float4 v = *reinterpret_cast<const float4*>(out + row * Shape::kOutPitch + col),
+                   w = *reinterpret_cast<const float4*>(out + row * Shape::kOutPitch + col + 4);
+      const int64_t at = (list != nullptr ? list[begin + row] : begin + row) * a.y_stride + head * a.y_head + first + col;
+      auto* y = reinterpret_cast<uint4*>(static_cast<uint8_t*>(a.y) + at * y_unit);
+      if (a.y_is_f32) {
+        y[0] = make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+        y[1] = make_uint4(__float_as_uint(w.x), __float_as_uint(w.y), __float_as_uint(w.z), __float_as_uint(w.w));
+      } else {
+        y[0] = make_uint4(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w), pack_bf16(w.x, w.y), pack_bf16(w.z, w.w));
+      }
+    }
+    return;
+  }
   for (int i = thread; i < count << log_out; i += 256) {
     const int col = i & ((1 << log_out) - 1), row = i >> log_out, to = first + col;
     if (to >= a.w.out) continue;

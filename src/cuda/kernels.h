@@ -59,7 +59,8 @@ struct MoePlan {
   int* order = nullptr;   // [n_pairs]
   int3* tiles = nullptr;  // [max_tiles] expert, begin in `order`, count; count 0 past the last
   int max_tiles = 0, tile = 0;
-  bool streamed = true;  // few pairs per expert: for the streaming kernel
+  bool streamed = true;   // few pairs per expert: for the streaming kernel
+  bool clusters = false;  // the device has clusters of blocks (sm_90)
 };
 cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream);
 // y[t] = sum_k weights[t, k] * pairs[t * top_k + k] + (shared[t] when it has data); pairs of experts < 0 are left out.

@@ -71,6 +71,7 @@ void CudaOps::grouped(const Linear& w, const GemmArgs& common, View y) {
 // The tiles of the pairs, made on the device; few pairs need none.
 void CudaOps::plan_moe(MoePlan& plan) {
   if (options_.activation == DType::f32 || plan.n_pairs <= kInlinePairs) return;
+  plan.clusters = hopper_;
   plan.tile = tile_rows(plan.n_pairs, plan.n_experts, hopper_, plan.streamed);
   plan.max_tiles = std::min(plan.n_experts, plan.n_pairs) + plan.n_pairs / plan.tile;
   plan.order = static_cast<int*>(temp(DType::i32, 1, plan.n_pairs).data);

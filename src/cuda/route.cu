@@ -1,5 +1,7 @@
 // The router's choice (DeepSeek-V2 section 2.1.2, DeepSeek-V3 section 2.1.2), the sorting of (token, expert) pairs, and the sum over
 // experts. Numbers of pairs per expert never leave the device.
+#include <cooperative_groups.h>
+
 #include "cuda/device.cuh"
 #include "cuda/kernels.h"
 
@@ -153,20 +155,49 @@ __global__ void route_kernel(const RouteArgs a) {
   }
 }
 
-// One block, a counting sort. The order within an expert is free: it decides only which column of a product a pair takes.
-constexpr int kPlanThreads = 1024;
+// A counting sort. The order within an expert is free: it decides only which column of a product a pair takes. Many pairs are shared out
+// to a cluster of blocks, since atomics on shared memory take about a clock each; every block needs the counts of the others.
+constexpr int kPlanThreads = 1024, kPlanBlocks = 8, kPlanSharedFrom = 4096;
+template <int kBlocks>
 __global__ __launch_bounds__(kPlanThreads) void moe_plan_kernel(const MoePlan plan) {
-  __shared__ int count[kMaxExperts], begin[kMaxExperts], first_tile[kMaxExperts], warp_total[2][32];
+  __shared__ int count[kMaxExperts], begin[kMaxExperts], warp_total[2][32];
   pdl_trigger();
   pdl_wait();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  for (int e = thread; e < kMaxExperts; e += kPlanThreads) count[e] = 0;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5, block = static_cast<int>(blockIdx.x);
+  count[thread] = 0;
   __syncthreads();
-  for (int p = thread; p < plan.n_pairs; p += kPlanThreads)
-    if (plan.ids[p] >= 0) atomicAdd(&count[plan.ids[p]], 1);
-  __syncthreads();
+  // f(pair, its expert) for the pairs of this block; the reads of 4 pairs are under way together.
+  const auto each_pair = [&](auto f) {
+    constexpr int kAtOnce = 4, kStep = kPlanThreads * kBlocks;
+    for (int base = block * kPlanThreads + thread; base < plan.n_pairs; base += kAtOnce * kStep) {
+      int id[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) id[i] = base + i * kStep < plan.n_pairs ? plan.ids[base + i * kStep] : -1;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (id[i] >= 0) f(base + i * kStep, id[i]);
+    }
+  };
+  each_pair([&](int, int expert) { atomicAdd(&count[expert], 1); });
+  // Of this thread's expert: all pairs, and those of the blocks before.
+  int mine = 0, before = 0;
+  if constexpr (kBlocks > 1) {
+#if __CUDA_ARCH__ >= 900
+    const auto cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    for (int b = 0; b < kBlocks; ++b) {
+      const int n = cluster.map_shared_rank(count, b)[thread];
+      if (b < block) before += n;
+      mine += n;
+    }
+    cluster.sync();  // nobody leaves while its counts are read
+#endif
+  } else {
+    __syncthreads();
+    mine = count[thread];
+  }
   // Exclusive sums over the experts of pairs and of tiles.
-  const int mine = count[thread], tiles = (mine + plan.tile - 1) / plan.tile;
+  const int tiles = (mine + plan.tile - 1) / plan.tile;
   int pairs_to = mine, tiles_to = tiles;
   for (int d = 1; d < 32; d <<= 1) {
     const int a = __shfl_up_sync(~0u, pairs_to, d), b = __shfl_up_sync(~0u, tiles_to, d);
@@ -175,16 +206,17 @@ __global__ __launch_bounds__(kPlanThreads) void moe_plan_kernel(const MoePlan pl
   if (lane == 31) warp_total[0][warp] = pairs_to, warp_total[1][warp] = tiles_to;
   __syncthreads();
   for (int w = 0; w < warp; ++w) pairs_to += warp_total[0][w], tiles_to += warp_total[1][w];
-  begin[thread] = pairs_to - mine;
-  first_tile[thread] = tiles_to - tiles;
-  for (int i = 0; i < tiles; ++i)
-    plan.tiles[first_tile[thread] + i] = make_int3(thread, begin[thread] + i * plan.tile, min(plan.tile, mine - i * plan.tile));
-  int total = 0;
-  for (int w = 0; w < 32; ++w) total += warp_total[1][w];
-  for (int i = total + thread; i < plan.max_tiles; i += kPlanThreads) plan.tiles[i] = make_int3(0, 0, 0);
+  const int first_pair = pairs_to - mine, first_tile = tiles_to - tiles;
+  begin[thread] = first_pair + before;
+  if (block == 0) {
+    for (int i = 0; i < tiles; ++i)
+      plan.tiles[first_tile + i] = make_int3(thread, first_pair + i * plan.tile, min(plan.tile, mine - i * plan.tile));
+    int total = 0;
+    for (int w = 0; w < 32; ++w) total += warp_total[1][w];
+    for (int i = total + thread; i < plan.max_tiles; i += kPlanThreads) plan.tiles[i] = make_int3(0, 0, 0);
+  }
   __syncthreads();
-  for (int p = thread; p < plan.n_pairs; p += kPlanThreads)
-    if (plan.ids[p] >= 0) plan.order[atomicAdd(&begin[plan.ids[p]], 1)] = p;
+  each_pair([&](int pair, int expert) { plan.order[atomicAdd(&begin[expert], 1)] = pair; });
 }
 
 template <typename In, typename Out>
@@ -201,6 +233,46 @@ __global__ void combine_kernel(const In* pairs, int64_t pair_stride, const int* 
   y[t * y_stride + i] = from_f32<Out>(sum);
 }
 
+// The same for many rows that are aligned, n in multiples of 8: 8 columns per thread. (Few rows want more blocks.)
+constexpr int kWideRows = 64, kWideThreads = 128;
+template <typename In, typename Out>
+__global__ __launch_bounds__(kWideThreads) void combine_wide_kernel(const In* pairs, int64_t pair_stride, const int* ids,
+                                                                    const float* weights, int64_t weights_stride, int top_k,
+                                                                    const float* shared, int64_t shared_stride, Out* y, int64_t y_stride,
+                                                                    int n) {
+  pdl_trigger();
+  pdl_wait();
+  const int t = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
+  if (i >= n) return;
+  const auto read = [](auto* v, const auto* from) {  // 8 numbers
+#pragma unroll
+    for (int k = 0; k < static_cast<int>(sizeof(*v) * 8 / 16); ++k)
+      reinterpret_cast<uint4*>(v)[k] = load16(reinterpret_cast<const uint4*>(from) + k);
+  };
+  alignas(16) float sum[8] = {};
+  if (shared != nullptr) read(sum, shared + t * shared_stride + i);
+#pragma unroll 4
+  for (int k = 0; k < top_k; ++k) {
+    if (ids[t * top_k + k] < 0) continue;
+    const float weight = weights[t * weights_stride + k];
+    alignas(16) In v[8];
+    read(v, pairs + static_cast<int64_t>(t * top_k + k) * pair_stride + i);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) sum[c] = fmaf(weight, to_f32(v[c]), sum[c]);
+  }
+  alignas(16) Out out[8];
+#pragma unroll
+  for (int c = 0; c < 8; ++c) out[c] = from_f32<Out>(sum[c]);
+#pragma unroll
+  for (int k = 0; k < static_cast<int>(sizeof(out) / 16); ++k)
+    reinterpret_cast<uint4*>(y + t * y_stride + i)[k] = reinterpret_cast<const uint4*>(out)[k];
+}
+
+template <typename T>
+bool aligned16(const T* p, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride * static_cast<int64_t>(sizeof(T)) % 16 == 0;
+}
+
 }  // namespace
 
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
@@ -214,7 +286,19 @@ cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
 
 cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream) {
   if (plan.n_experts > kMaxExperts) return cudaErrorInvalidValue;
-  return launch(moe_plan_kernel, dim3(1), kPlanThreads, 0, stream, plan);
+  if (plan.n_pairs < kPlanSharedFrom || !plan.clusters) return launch(moe_plan_kernel<1>, dim3(1), kPlanThreads, 0, stream, plan);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kPlanBlocks);
+  config.blockDim = dim3(kPlanThreads);
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {kPlanBlocks, 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, moe_plan_kernel<kPlanBlocks>, plan);
 }
 
 cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream) {
@@ -222,9 +306,15 @@ cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat share
     return with_activation(y.type, [&](auto out) {
       using In = decltype(in);
       using Out = decltype(out);
-      return launch(combine_kernel<In, Out>, dim3(static_cast<unsigned>(ceil_div(y.cols, 256)), static_cast<unsigned>(y.rows)), 256, 0,
-                    stream, static_cast<const In*>(pairs.data), pairs.stride, ids, static_cast<const float*>(weights.data), weights.stride,
-                    weights.cols, static_cast<const float*>(shared.data), shared.stride, static_cast<Out*>(y.data), y.stride, y.cols);
+      const auto* from = static_cast<const In*>(pairs.data);
+      const auto* others = static_cast<const float*>(shared.data);
+      auto* to = static_cast<Out*>(y.data);
+      const bool wide = y.rows >= kWideRows && y.cols % 8 == 0 && aligned16(from, pairs.stride) && aligned16(others, shared.stride) &&
+                        aligned16(to, y.stride);
+      const int threads = wide ? kWideThreads : 256;
+      const dim3 grid(static_cast<unsigned>(ceil_div(y.cols, wide ? 8 * threads : threads)), static_cast<unsigned>(y.rows));
+      return launch(wide ? combine_wide_kernel<In, Out> : combine_kernel<In, Out>, grid, threads, 0, stream, from, pairs.stride, ids,
+                    static_cast<const float*>(weights.data), weights.stride, weights.cols, others, shared.stride, to, y.stride, y.cols);
     });
   });
 }
