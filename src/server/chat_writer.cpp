@@ -1,8 +1,4 @@
 // /v1/chat/completions.
-#include <fmt/format.h>
-
-#include <ctime>
-
 #include "server/writer_parts.h"
 
 namespace cachalot::server {
@@ -16,17 +12,8 @@ class ChatWriter : public AnswerWriter {
         token_ids_(prepared.params.return_token_ids),
         usage_(prepared.params.include_usage),
         every_usage_(prepared.params.continuous_usage),
-        n_(prepared.params.n) {
-    head_ = "{\"id\":";
-    append_json_string(head_, id);
-    head_ += ",\"object\":";
-    std::string rest;
-    rest += fmt::format(",\"created\":{},\"model\":", static_cast<int64_t>(std::time(nullptr)));
-    append_json_string(rest, service.name());
-    rest += ",\"system_fingerprint\":null";
-    whole_ = head_ + "\"chat.completion\"" + rest;
-    head_ = "data: " + head_ + "\"chat.completion.chunk\"" + rest;
-  }
+        n_(prepared.params.n),
+        head_(object_head(service, id, prepared.params.stream ? "chat.completion.chunk" : "chat.completion")) {}
 
   void start(std::string& out) override {
     for (int i = 0; i < n_; ++i) {
@@ -63,23 +50,11 @@ class ChatWriter : public AnswerWriter {
     close(&choice, choice.finish_reason.c_str(), out);
   }
 
-  void end(const TokenUse& use, std::string& out) override {
-    if (usage_) {
-      out += head_;
-      out += ",\"choices\":[],\"usage\":";
-      JsonWriter json(out);
-      write_usage(json, use);
-      out += "}\n\n";
-    }
-    out += "data: [DONE]\n\n";
-  }
-
-  void fail(const ApiError& error, std::string& out) override {
-    out += "data: " + error_body(error, ApiStyle::openai, {}) + "\n\ndata: [DONE]\n\n";
-  }
+  void end(const TokenUse& use, std::string& out) override { end_stream(head_, usage_ ? &use : nullptr, out); }
+  void fail(const ApiError& error, std::string& out) override { fail_stream(error, out); }
 
   std::string whole(std::span<Choice> choices, const TokenUse& use) override {
-    std::string out = whole_;
+    std::string out = head_;
     out += ",\"choices\":";
     JsonWriter json(out);
     json.begin_array();
@@ -93,10 +68,7 @@ class ChatWriter : public AnswerWriter {
         json.null();
       json.field("finish_reason", choice.finish_reason);
       write_stop_reason(json, choice);
-      if (token_ids_) {
-        json.key("token_ids");
-        write_ids(json, choice);
-      }
+      if (token_ids_) write_token_ids(json, choice);
       json.end_object();
     }
     json.end_array();
@@ -109,6 +81,7 @@ class ChatWriter : public AnswerWriter {
 
  private:
   void open(int index, std::string& out) const {
+    out += "data: ";
     out += head_;
     out += ",\"choices\":[{\"index\":";
     out += std::to_string(index);
@@ -117,40 +90,28 @@ class ChatWriter : public AnswerWriter {
 
   // What is logged since the last chunk goes with this one.
   void close(Choice* choice, const char* reason, std::string& out) const {
+    out += ',';
+    JsonWriter json(out);
+    json.key("logprobs");
     if (logprobs_ && choice != nullptr && !choice->logged.empty()) {
-      out += ",\"logprobs\":";
-      JsonWriter json(out);
       write_chat_logprobs(json, tokenizer_, choice->logged);
       choice->logged.clear();
     } else {
-      out += ",\"logprobs\":null";
+      json.null();
     }
-    out += ",\"finish_reason\":";
+    json.key("finish_reason");
     if (reason != nullptr) {
-      append_json_string(out, reason);
-      out += ",\"stop_reason\":";
-      if (choice->stream.stopped())
-        append_json_string(out, choice->stream.stop_string());
-      else
-        out += "null";
+      json.value(reason);
+      write_stop_reason(json, *choice);
     } else {
-      out += "null";
+      json.null();
     }
     if (token_ids_ && choice != nullptr) {
-      out += ",\"token_ids\":";
-      JsonWriter json(out);
-      write_ids(json, *choice);
+      write_token_ids(json, *choice);
       choice->token_ids.clear();
     }
     out += "}]";
-    if (every_usage_ && choice != nullptr) {
-      out += ",\"usage\":";
-      JsonWriter json(out);
-      write_usage(json, choice->use);
-    } else if (usage_) {
-      out += ",\"usage\":null";
-    }
-    out += "}\n\n";
+    end_chunk(every_usage_ && choice != nullptr ? &choice->use : nullptr, usage_, out);
   }
 
   static void write_message(JsonWriter& json, const Choice& choice) {
@@ -172,25 +133,10 @@ class ChatWriter : public AnswerWriter {
     json.end_object();
   }
 
-  // vLLM's: the stop string that ended the text.
-  static void write_stop_reason(JsonWriter& json, const Choice& choice) {
-    json.key("stop_reason");
-    if (choice.stream.stopped())
-      json.value(choice.stream.stop_string());
-    else
-      json.null();
-  }
-
-  static void write_ids(JsonWriter& json, const Choice& choice) {
-    json.begin_array();
-    for (const int id : choice.token_ids) json.value(id);
-    json.end_array();
-  }
-
   const Tokenizer& tokenizer_;
   const bool logprobs_, token_ids_, usage_, every_usage_;
   const int n_;
-  std::string head_, whole_;
+  const std::string head_;
 };
 
 }  // namespace

@@ -1,8 +1,5 @@
 // /v1/completions.
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <ctime>
 
 #include "server/writer_parts.h"
 
@@ -17,12 +14,8 @@ class CompletionWriter : public AnswerWriter {
         top_(prepared.params.top_logprobs),
         token_ids_(prepared.params.return_token_ids),
         usage_(prepared.params.include_usage),
-        every_usage_(prepared.params.continuous_usage) {
-    head_ = "{\"id\":";
-    append_json_string(head_, id);
-    head_ += fmt::format(",\"object\":\"text_completion\",\"created\":{},\"model\":", static_cast<int64_t>(std::time(nullptr)));
-    append_json_string(head_, service.name());
-    head_ += ",\"system_fingerprint\":null,\"choices\":[";
+        every_usage_(prepared.params.continuous_usage),
+        head_(object_head(service, id, "text_completion")) {
     text_offsets_.resize(prepared.prompts.size() * static_cast<size_t>(prepared.params.n));
     echoed_.resize(text_offsets_.size());
   }
@@ -38,22 +31,11 @@ class CompletionWriter : public AnswerWriter {
 
   void finish(Choice& choice, std::string& out) override { chunk(choice, {}, choice.finish_reason.c_str(), out); }
 
-  void end(const TokenUse& use, std::string& out) override {
-    if (usage_) {
-      out += "data: " + head_ + "],\"usage\":";
-      JsonWriter json(out);
-      write_usage(json, use);
-      out += "}\n\n";
-    }
-    out += "data: [DONE]\n\n";
-  }
-
-  void fail(const ApiError& error, std::string& out) override {
-    out += "data: " + error_body(error, ApiStyle::openai, {}) + "\n\ndata: [DONE]\n\n";
-  }
+  void end(const TokenUse& use, std::string& out) override { end_stream(head_, usage_ ? &use : nullptr, out); }
+  void fail(const ApiError& error, std::string& out) override { fail_stream(error, out); }
 
   std::string whole(std::span<Choice> choices, const TokenUse& use) override {
-    std::string out = head_;
+    std::string out = head_ + ",\"choices\":[";
     for (Choice& choice : choices) {
       if (choice.index > 0) out += ',';
       const std::string text = (choice.echo != nullptr ? *choice.echo : "") + choice.content;
@@ -70,16 +52,10 @@ class CompletionWriter : public AnswerWriter {
   void chunk(Choice& choice, std::string_view text, const char* reason, std::string& out) {
     out += "data: ";
     out += head_;
+    out += ",\"choices\":[";
     write_choice(choice, text, reason, out);
     out += ']';
-    if (every_usage_) {
-      out += ",\"usage\":";
-      JsonWriter json(out);
-      write_usage(json, choice.use);
-    } else if (usage_) {
-      out += ",\"usage\":null";
-    }
-    out += "}\n\n";
+    end_chunk(every_usage_ ? &choice.use : nullptr, usage_, out);
   }
 
   void write_choice(Choice& choice, std::string_view text, const char* reason, std::string& out) {
@@ -94,16 +70,10 @@ class CompletionWriter : public AnswerWriter {
       json.value(reason);
     else
       json.null();
-    json.key("stop_reason");
-    if (choice.stream.stopped())
-      json.value(choice.stream.stop_string());
-    else
-      json.null();
+    write_stop_reason(json, choice);
     if (!logprobs_ && !choice.prompt_logprobs.empty() && reason != nullptr) write_prompt_logprobs(json, choice);
     if (token_ids_) {
-      json.key("token_ids").begin_array();
-      for (const int id : choice.token_ids) json.value(id);
-      json.end_array();
+      write_token_ids(json, choice);
       choice.token_ids.clear();
     }
     json.end_object();
@@ -186,7 +156,7 @@ class CompletionWriter : public AnswerWriter {
   const bool logprobs_;
   const int top_;
   const bool token_ids_, usage_, every_usage_;
-  std::string head_;
+  const std::string head_;
   std::vector<int64_t> text_offsets_;
   std::vector<bool> echoed_;
 };

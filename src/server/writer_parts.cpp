@@ -1,7 +1,10 @@
-// Usage and log probabilities.
+// Heads and ends, usage and log probabilities.
 #include "server/writer_parts.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
+#include <ctime>
 
 namespace cachalot::server {
 namespace {
@@ -14,6 +17,53 @@ void write_token(JsonWriter& json, const Tokenizer& tokenizer, int token, float 
 }
 
 }  // namespace
+
+std::string object_head(const Service& service, std::string_view id, std::string_view object) {
+  std::string out = "{\"id\":";
+  append_json_string(out, id);
+  out += fmt::format(",\"object\":\"{}\",\"created\":{},\"model\":", object, static_cast<int64_t>(std::time(nullptr)));
+  append_json_string(out, service.name());
+  return out + ",\"system_fingerprint\":null";
+}
+
+void end_chunk(const TokenUse* so_far, bool later, std::string& out) {
+  if (so_far != nullptr) {
+    out += ",\"usage\":";
+    JsonWriter json(out);
+    write_usage(json, *so_far);
+  } else if (later) {
+    out += ",\"usage\":null";
+  }
+  out += "}\n\n";
+}
+
+void end_stream(std::string_view head, const TokenUse* use, std::string& out) {
+  if (use != nullptr) {
+    out += "data: ";
+    out += head;
+    out += ",\"choices\":[]";
+    end_chunk(use, false, out);
+  }
+  out += "data: [DONE]\n\n";
+}
+
+void fail_stream(const ApiError& error, std::string& out) {
+  out += "data: " + error_body(error, ApiStyle::openai, {}) + "\n\ndata: [DONE]\n\n";
+}
+
+void write_stop_reason(JsonWriter& json, const Choice& choice) {
+  json.key("stop_reason");
+  if (choice.stream.stopped())
+    json.value(choice.stream.stop_string());
+  else
+    json.null();
+}
+
+void write_token_ids(JsonWriter& json, const Choice& choice) {
+  json.key("token_ids").begin_array();
+  for (const int id : choice.token_ids) json.value(id);
+  json.end_array();
+}
 
 double json_logprob(float logprob) { return std::isfinite(logprob) ? static_cast<double>(logprob) : -9999.0; }
 
