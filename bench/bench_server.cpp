@@ -1,12 +1,16 @@
 // The server under load, in front of an engine that only counts: many open streams, many short requests, clients that vanish.
 //   bench_server streams [N] [SECONDS] [TOKENS_PER_SECOND]
 //   bench_server requests [CONNECTIONS] [SECONDS]
-//   bench_server disconnects [REQUESTS]
-// The server runs in a process of its own, so that its memory can be read; the clients are one thread of this one.
+//   bench_server disconnects [REQUESTS] [ROUNDS]
+// The server runs in a process of its own, so that its memory can be read; the clients are one thread of this one. And a `cachalot serve`
+// with a real model, listening on PORT of this machine: short urgent streams while long prompts of class P1 are read all the time.
+//   bench_server prefill PORT [SECONDS] [LONG_PROMPTS_AT_A_TIME] [WORDS]
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -43,7 +47,7 @@ Tokenizer byte_tokenizer() {
   return Tokenizer::from_vocab(data);
 }
 
-// The child: serves until its parent closes the pipe.
+// The child: serves until its parent closes the pipe; a byte there asks for the bytes that are allocated and not freed.
 [[noreturn]] void run_server(int report, int until, double tokens_per_second, int answer_tokens) {
   const Tokenizer tokenizer = byte_tokenizer();
   test::StubOptions stub;
@@ -64,13 +68,16 @@ Tokenizer byte_tokenizer() {
   if (::write(report, &port, sizeof port) != sizeof port) std::_Exit(1);
   char byte = 0;
   while (::read(until, &byte, 1) > 0) {
+    const struct mallinfo2 info = ::mallinfo2();
+    const int64_t in_use = static_cast<int64_t>(info.uordblks + info.hblkhd);
+    if (::write(report, &in_use, sizeof in_use) != sizeof in_use) std::_Exit(1);
   }
   std::_Exit(0);
 }
 
 struct Child {
   pid_t pid;
-  int port, until;
+  int port, until, from;
 
   explicit Child(double tokens_per_second, int answer_tokens) {
     int report[2], stop[2];
@@ -83,11 +90,12 @@ struct Child {
     ::close(report[1]);
     ::close(stop[0]);
     until = stop[1];
-    if (::read(report[0], &port, sizeof port) != sizeof port) fail("the server did not start");
-    ::close(report[0]);
+    from = report[0];
+    if (::read(from, &port, sizeof port) != sizeof port) fail("the server did not start");
   }
   ~Child() {
     ::close(until);
+    ::close(from);
     ::waitpid(pid, nullptr, 0);
   }
   [[nodiscard]] double resident_mb() const {
@@ -95,6 +103,11 @@ struct Child {
     for (std::string line; std::getline(status, line);)
       if (line.starts_with("VmRSS:")) return std::stod(line.substr(6)) / 1024.0;
     return 0;
+  }
+  [[nodiscard]] double allocated_mb() const {
+    int64_t bytes = 0;
+    if (::write(until, "?", 1) != 1 || ::read(from, &bytes, sizeof bytes) != sizeof bytes) fail("the server is gone");
+    return static_cast<double>(bytes) / 1048576.0;
   }
   [[nodiscard]] double cpu_seconds() const {
     std::ifstream stat(fmt::format("/proc/{}/stat", pid));
@@ -255,7 +268,7 @@ int run_requests(int connections, double seconds) {
 }
 
 // Requests of all kinds, each hung up on at a random moment; then all must be as before.
-int run_disconnects(int requests) {
+int run_disconnects(int requests, int rounds) {
   const Child child(2000, 200);
   std::mt19937 random(1);
   const std::string kinds[] = {request_of(true, 0), request_of(false, 0), request_of(true, 3), request_of(false, 3)};
@@ -285,11 +298,16 @@ int run_disconnects(int requests) {
     ::usleep(1500000);
   };
   round(std::min(requests / 10, 2000));
-  const double before = child.resident_mb();
+  const double before = child.resident_mb(), allocated = child.allocated_mb();
   const int descriptors = child.descriptors();
   const auto start = Clock::now();
-  round(requests);
-  const double took = seconds_since(start), grown = child.resident_mb() - before;
+  double grown = 0;
+  for (int i = 0; i < rounds; ++i) {
+    round(requests);
+    grown = child.resident_mb() - before;
+    fmt::print("round {}: resident memory grown {:.2f} MB, allocated {:.2f} MB\n", i + 1, grown, child.allocated_mb() - allocated);
+  }
+  const double took = seconds_since(start);
   const int fd = connect_to(child.port);
   ::fcntl(fd, F_SETFL, 0);
   must_send(fd, "GET /load HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -299,9 +317,106 @@ int run_disconnects(int requests) {
   ::close(fd);
   ::usleep(200000);
   const bool idle = answer.find("\"server_load\":0}") != std::string::npos;
-  fmt::print("requests {}  seconds {:.1f}  memory grown {:.2f} MB  descriptors {} then {}  left in the engine: {}\n", requests, took, grown,
-             descriptors, child.descriptors(), idle ? "nothing" : answer);
+  fmt::print("requests {}  seconds {:.1f}  descriptors {} then {}  left in the engine: {}\n", requests * rounds, took, descriptors,
+             child.descriptors(), idle ? "nothing" : answer);
   return idle && grown < 5.0 && child.descriptors() <= descriptors ? 0 : 1;
+}
+
+std::string words(std::mt19937& random, int n) {
+  std::string out;
+  for (int i = 0; i < n; ++i) out += fmt::format("{}word{}", i > 0 ? " " : "", random() % 1000);
+  return out;
+}
+
+std::string post_of(const std::string& body) {
+  return fmt::format(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+      body.size(), body);
+}
+
+// Value of a series of /metrics.
+double metric(int port, std::string_view series) {
+  const int fd = connect_to(port);
+  ::fcntl(fd, F_SETFL, 0);
+  must_send(fd, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  std::string text;
+  char buffer[65536];
+  for (ssize_t got = 0; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) text.append(buffer, static_cast<size_t>(got));
+  ::close(fd);
+  const size_t at = text.find(fmt::format("\n{}", series));
+  if (at == std::string::npos) fail("/metrics has no {}", series);
+  return std::atof(text.c_str() + text.find('}', at) + 1);
+}
+
+// What urgent requests wait for while prompts are read: the header's first byte, a place, the first token.
+int run_prefill(int port, double seconds, int n_long, int n_words) {
+  std::mt19937 random(1);
+  const auto long_request = [&] {
+    return post_of(
+        fmt::format(R"({{"messages":[{{"role":"user","content":"{}"}}],"max_tokens":1,"priority":"P1"}})", words(random, n_words)));
+  };
+  std::vector<pollfd> polled;
+  std::vector<std::string> received(static_cast<size_t>(n_long) + 1);
+  for (int i = 0; i < n_long; ++i) {
+    polled.push_back({connect_to(port), POLLIN, 0});
+    must_send(polled.back().fd, long_request());
+  }
+  polled.push_back({connect_to(port), POLLIN, 0});
+  const auto queued = [&](const char* what) { return metric(port, fmt::format("cachalot:queue_seconds_{}", what)); };  // P0 comes first
+  const double waited = queued("sum"), n_waited = queued("count"), steps = metric(port, "cachalot:engine_steps_total");
+  std::vector<float> headers, tokens;
+  int n_read = 0;
+  bool asked = false, token_seen = false;
+  Clock::time_point sent, next = Clock::now();
+  std::vector<char> buffer(1 << 16);
+  const auto start = Clock::now();
+  while (seconds_since(start) < seconds) {
+    if (!asked && Clock::now() >= next) {
+      received.back().clear();
+      asked = true;
+      token_seen = false;
+      sent = Clock::now();
+      must_send(polled.back().fd,
+                post_of(fmt::format(R"({{"messages":[{{"role":"user","content":"{}"}}],"max_tokens":2,"stream":true,"priority":"P0"}})",
+                                    words(random, 4))));
+    }
+    ::poll(polled.data(), polled.size(), 1);
+    for (size_t i = 0; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      const ssize_t got = ::recv(polled[i].fd, buffer.data(), buffer.size(), 0);
+      if (got <= 0) fail("a connection ended: {}", received[i].substr(0, 300));
+      const bool urgent = i + 1 == polled.size();
+      if (urgent && received[i].empty()) headers.push_back(static_cast<float>(seconds_since(sent)));
+      received[i].append(buffer.data(), static_cast<size_t>(got));
+      if (!received[i].starts_with("HTTP/1.1 200")) fail("found {}", received[i].substr(0, 300));
+      if (urgent) {
+        const size_t first = received[i].find("\"delta\"");
+        if (!token_seen && first != std::string::npos && received[i].find("\"delta\"", first + 1) != std::string::npos) {
+          token_seen = true;
+          tokens.push_back(static_cast<float>(seconds_since(sent)));
+        }
+        if (received[i].ends_with("0\r\n\r\n")) {
+          asked = false;
+          next = Clock::now() + std::chrono::milliseconds(20);
+        }
+      } else if (received[i].ends_with("}}")) {
+        ++n_read;
+        received[i].clear();
+        must_send(polled[i].fd, long_request());
+      }
+    }
+  }
+  const double step = seconds_since(start) / (metric(port, "cachalot:engine_steps_total") - steps);
+  fmt::print("urgent requests {}  header's first byte p50 {:.2f} ms  p99 {:.2f} ms  max {:.2f} ms\n", headers.size(),
+             percentile(headers, 0.5) * 1e3, percentile(headers, 0.99) * 1e3, percentile(headers, 1.0) * 1e3);
+  fmt::print(
+      "first token p50 {:.1f} ms  p99 {:.1f} ms  max {:.1f} ms   long prompts read {}  a step {:.1f} ms  an urgent request waits {:.1f} ms "
+      "for a "
+      "place\n",
+      percentile(tokens, 0.5) * 1e3, percentile(tokens, 0.99) * 1e3, percentile(tokens, 1.0) * 1e3, n_read, step * 1e3,
+      (queued("sum") - waited) / (queued("count") - n_waited) * 1e3);
+  for (const pollfd& p : polled) ::close(p.fd);
+  return percentile(headers, 0.99) <= 0.005 ? 0 : 1;
 }
 
 }  // namespace
@@ -317,11 +432,13 @@ int main(int argc, char** argv) {
   try {
     if (mode == "streams") return run_streams(static_cast<int>(number(2, 10000)), number(3, 10), number(4, 20));
     if (mode == "requests") return run_requests(static_cast<int>(number(2, 64)), number(3, 5));
-    if (mode == "disconnects") return run_disconnects(static_cast<int>(number(2, 100000)));
+    if (mode == "disconnects") return run_disconnects(static_cast<int>(number(2, 100000)), static_cast<int>(number(3, 1)));
+    if (mode == "prefill" && argc > 2)
+      return run_prefill(static_cast<int>(number(2, 0)), number(3, 10), static_cast<int>(number(4, 4)), static_cast<int>(number(5, 1900)));
   } catch (const std::exception& error) {
     fmt::print(stderr, "bench_server: {}\n", error.what());
     return 1;
   }
-  fmt::print(stderr, "usage: bench_server streams|requests|disconnects [numbers]\n");
+  fmt::print(stderr, "usage: bench_server streams|requests|disconnects|prefill [numbers]\n");
   return 2;
 }

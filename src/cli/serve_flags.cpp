@@ -127,6 +127,11 @@ void add_net_flags(CLI::App& command, ServeFlags& f) {
       ->check(number_between(1, 4096))
       ->default_str("32")
       ->group(group);
+  command.add_option("--max-bodies-mb", f.max_bodies_mb, "Bodies of all requests that are being read, in MiB; more are answered 503")
+      ->type_name("N")
+      ->check(number_between(1, 1 << 20))
+      ->default_str("256")
+      ->group(group);
   command.add_flag("--no-page,--no-ui", f.no_page, "No page at /")->group(group);
   seconds("--sse-ping-interval,--keep-alive-interval", f.keep_alive, "A comment in streams that are silent this long");
   seconds("--header-timeout", f.header_timeout, "For a request's header");
@@ -146,6 +151,7 @@ void add_life_flags(CLI::App& command, ServeFlags& f) {
   seconds("--drain-delay", f.drain_delay, "After SIGTERM requests are still taken so long");
   seconds("--shutdown-timeout", f.shutdown_timeout, "Then running answers have so long to end");
   seconds("--watchdog-timeout", f.watchdog_timeout, "Not live when work stands still so long; 0: never");
+  seconds("--watchdog-grace", f.watchdog_grace, "Then waiting and running requests are answered 503 after so long");
   command.add_option("--log-file", f.log_file, "JSON lines go here instead of the standard error")->type_name("PATH")->group(group);
   command.add_option("--log-level", f.log_level, "debug, info, warning, error, off")
       ->type_name("NAME")
@@ -213,6 +219,7 @@ server::ServerOptions server_options(const ServeFlags& f) {
   out.http.tls_key = f.tls_key;
   out.http.max_connections = f.max_connections;
   out.http.max_body_bytes = out.limits.max_body_bytes = static_cast<size_t>(f.max_body_mb) << 20;
+  out.http.max_bodies_bytes = static_cast<size_t>(f.max_bodies_mb) << 20;
   out.http.header_seconds = f.header_timeout;
   out.http.idle_seconds = f.idle_timeout;
   out.http.write_seconds = f.write_timeout;
@@ -232,6 +239,7 @@ server::ServerOptions server_options(const ServeFlags& f) {
   if (!f.admin_key.empty()) out.admin_keys.add(f.admin_key, "--admin-key");
   out.block_tokens = f.model.block_size;
   out.watchdog_seconds = f.watchdog_timeout;
+  out.stuck_grace_seconds = f.watchdog_grace;
   out.drain_delay_seconds = f.drain_delay;
   out.shutdown_seconds = f.shutdown_timeout;
   out.tls_check_seconds = f.ssl_refresh;

@@ -25,13 +25,14 @@ struct ServeFlags {
   double request_timeout = 0.0;
   // net
   std::string host = "127.0.0.1", uds, tls_cert, tls_key, admin_host = "127.0.0.1";
-  int port = 8000, http_threads = 2, admin_port = -1, max_connections = 20000, max_body_mb = 32, max_n = 128, max_logprobs = 20;
+  int port = 8000, http_threads = 2, admin_port = -1, max_connections = 20000, max_body_mb = 32, max_bodies_mb = 256, max_n = 128,
+      max_logprobs = 20;
   bool no_page = false;
   std::vector<std::string> api_keys, origins, allowed_hosts;
   std::string api_key_file, admin_key;
   double keep_alive = 10.0, header_timeout = 15.0, idle_timeout = 75.0, write_timeout = 60.0, ssl_refresh = 0.0;
   // life
-  double drain_delay = 5.0, shutdown_timeout = 30.0, watchdog_timeout = 60.0;
+  double drain_delay = 5.0, shutdown_timeout = 30.0, watchdog_timeout = 60.0, watchdog_grace = 30.0;
   std::string log_file, log_level = "info";
   bool no_log_requests = false, quiet = false;
 };

@@ -1,6 +1,8 @@
 // One HTTP request and the way to answer it, free of sockets: what the endpoints are written against.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -15,8 +17,58 @@ namespace cachalot::server {
 
 using Clock = std::chrono::steady_clock;
 
+// How many bytes of request bodies a server holds at a time, over all its connections.
+class BodyBudget {
+ public:
+  explicit BodyBudget(size_t max_bytes) : max_(max_bytes) {}
+  bool take(size_t n) {
+    if (used_.fetch_add(n, std::memory_order_relaxed) + n <= max_) return true;
+    give_back(n);
+    return false;
+  }
+  void give_back(size_t n) { used_.fetch_sub(n, std::memory_order_relaxed); }
+  [[nodiscard]] size_t used() const { return used_.load(std::memory_order_relaxed); }
+  [[nodiscard]] size_t free() const { return max_ - std::min(max_, used()); }
+
+ private:
+  const size_t max_;
+  std::atomic<size_t> used_{0};
+};
+
+// Bytes of a body, counted against a budget for as long as they are held.
+class RequestBody {
+ public:
+  RequestBody() = default;
+  explicit RequestBody(BodyBudget& budget) : budget_(&budget) {}
+  RequestBody(RequestBody&& other) noexcept { swap(other); }
+  RequestBody& operator=(RequestBody&& other) noexcept {
+    RequestBody old(std::move(*this));
+    swap(other);
+    return *this;
+  }
+  ~RequestBody() {
+    if (budget_ != nullptr) budget_->give_back(bytes_.size());
+  }
+  // False when the budget has no room for it.
+  bool append(std::string_view more) {
+    if (budget_ != nullptr && !budget_->take(more.size())) return false;
+    bytes_ += more;
+    return true;
+  }
+  [[nodiscard]] const std::string& text() const { return bytes_; }
+
+ private:
+  void swap(RequestBody& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    std::swap(budget_, other.budget_);
+  }
+  std::string bytes_;
+  BodyBudget* budget_ = nullptr;
+};
+
 struct HttpRequest {
-  std::string method, path, query, body;
+  std::string method, path, query;
+  RequestBody body;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
 
   [[nodiscard]] std::string_view header(std::string_view lower_case_name) const {
@@ -61,6 +113,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   ApiStyle style = ApiStyle::openai;
   const ClientKey* key = nullptr;  // who asks; null when no keys are set
   std::string client;              // address, for the log
+  bool counted = false;            // whoever answers tells the metrics how it ended
   Clock::time_point began = Clock::now();
 };
 

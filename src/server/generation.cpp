@@ -45,12 +45,10 @@ int answers_of(const Prepared& prepared) { return static_cast<int>(prepared.prom
 
 void Server::Impl::handle_generation(const std::shared_ptr<Exchange>& exchange, HttpRequest request, Endpoint endpoint) {
   const Service& model = service();
-  const bool slow = is_slow(request.body);
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, slow, [this, exchange, &model, endpoint, body]() -> std::function<void()> {
-    auto prepared = std::make_shared<Prepared>(prepare(endpoint, model, *body));
-    body->clear();
-    body->shrink_to_fit();
+  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  off_thread(exchange, is_slow(body->text()), [this, exchange, &model, endpoint, body]() -> std::function<void()> {
+    auto prepared = std::make_shared<Prepared>(prepare(endpoint, model, body->text()));
+    *body = RequestBody();
     return [this, exchange, endpoint, prepared] { run(exchange, std::move(*prepared), endpoint); };
   });
 }
@@ -99,9 +97,9 @@ void Server::Impl::on_end(const JobReport& report) {
 
 void Server::Impl::handle_count_tokens(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, is_slow(*body), [exchange, &model, body]() -> std::function<void()> {
-    const ChatRequest chat = parse_messages_request(*body, model.parse_context(), true);
+  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  off_thread(exchange, is_slow(body->text()), [exchange, &model, body]() -> std::function<void()> {
+    const ChatRequest chat = parse_messages_request(body->text(), model.parse_context(), true);
     model.check_model(chat.model);
     const size_t n = model.render(chat).ids.size();
     return [exchange, n] { exchange->respond_json(200, fmt::format("{{\"input_tokens\":{}}}", n)); };
@@ -110,9 +108,9 @@ void Server::Impl::handle_count_tokens(const std::shared_ptr<Exchange>& exchange
 
 void Server::Impl::handle_tokenize(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, is_slow(*body), [exchange, &model, body]() -> std::function<void()> {
-    const TokenizeRequest wish = parse_tokenize_request(*body, model.parse_context());
+  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  off_thread(exchange, is_slow(body->text()), [exchange, &model, body]() -> std::function<void()> {
+    const TokenizeRequest wish = parse_tokenize_request(body->text(), model.parse_context());
     model.check_model(wish.chat ? wish.chat->model : wish.model);
     const Tokenizer& tokenizer = model.tokenizer();
     const std::vector<int> ids =
@@ -137,9 +135,9 @@ void Server::Impl::handle_tokenize(const std::shared_ptr<Exchange>& exchange, Ht
 
 void Server::Impl::handle_detokenize(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  off_thread(exchange, is_slow(*body), [exchange, &model, body]() -> std::function<void()> {
-    const DetokenizeRequest wish = parse_detokenize_request(*body, model.parse_context());
+  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  off_thread(exchange, is_slow(body->text()), [exchange, &model, body]() -> std::function<void()> {
+    const DetokenizeRequest wish = parse_detokenize_request(body->text(), model.parse_context());
     const std::string text = model.tokenizer().decode(wish.tokens);
     std::string answer;
     JsonWriter(answer).begin_object().field("prompt", text).field("content", text).end_object();

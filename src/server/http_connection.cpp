@@ -75,7 +75,14 @@ void check_host(const ConnectionShared& shared, std::string_view host) {
   throw ApiError(403, "The Host header names a host that this server does not answer for (--allowed-hosts)");
 }
 
+ApiError no_room() {
+  ApiError error(503, "The server holds as much of other requests as it may; try again soon", "", "bodies_full");
+  error.retry_after_seconds = 1.0;
+  return error;
+}
+
 ApiError parse_error(const beast::error_code& error) {
+  if (error == http::error::buffer_overflow) return no_room();
   if (error == http::error::body_limit) return {413, "The request body is larger than the server allows"};
   if (error == http::error::header_limit) return {431, "The request header is larger than the server allows"};
   return {400, "The request is not valid HTTP: " + error.message()};
@@ -150,6 +157,7 @@ void Connection::pump() {
   while (phase_ == Phase::reading && !in_.empty()) {
     if (!parser_) {
       parser_ = std::make_unique<http::request_parser<GrowingBody>>();
+      parser_->get().body() = RequestBody(shared_.bodies);
       parser_->eager(true);
       parser_->header_limit(static_cast<std::uint32_t>(shared_.options.max_header_bytes));
       parser_->body_limit(shared_.options.max_body_bytes);
@@ -236,6 +244,8 @@ void Connection::take_header() {
   if (request_.method == "OPTIONS" && !origin_.empty()) return;  // a preflight comes without the key
 
   shared_.check(*exchange_, request_);
+  // What does not fit is better refused before it is sent. What is promised is not counted, only what comes.
+  if (const auto length = parser_->content_length_remaining(); length && *length > shared_.bodies.free()) throw no_room();
   const std::string expect = lower(request_.header("expect"));
   if (expect == "100-continue" && !parser_->is_done()) {
     out_ += "HTTP/1.1 100 Continue\r\n\r\n";
@@ -295,6 +305,7 @@ void Connection::refuse(const ApiError& error) {
 void Connection::send_head(int status, std::string_view content_type, const std::vector<std::pair<std::string, std::string>>& headers,
                            int64_t length) {
   if (shared_.draining) keep_alive_ = false;
+  if (!exchange_->counted) shared_.answers[static_cast<size_t>(status / 100)].fetch_add(1, std::memory_order_relaxed);
   out_ += fmt::format("HTTP/1.1 {} {}\r\n", status, reason_phrase(status));
   if (!content_type.empty()) out_ += fmt::format("Content-Type: {}\r\n", content_type);
   if (length >= 0) {

@@ -1,6 +1,7 @@
 // One connection: requests are read and answered one after the other. Lives on one I/O thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
@@ -36,17 +37,20 @@ struct IoThread {
 };
 
 struct ConnectionShared {
+  explicit ConnectionShared(HttpOptions http_options) : options(std::move(http_options)), bodies(options.max_bodies_bytes) {}
   HttpOptions options;
+  BodyBudget bodies;
   HttpServer::HeaderCheck check;
   HttpServer::Handler handler;
   bool loopback = false;
   std::atomic<bool> draining{false};
   std::atomic<int64_t> connections{0}, accepted{0}, lost{0}, slow_readers{0};
+  std::array<std::atomic<int64_t>, 6> answers{};  // by hundreds of the status; but for those that are counted elsewhere
 };
 
 // A body that grows with what really arrives: a header that promises much costs nothing.
 struct GrowingBody {
-  using value_type = std::string;
+  using value_type = RequestBody;
   class reader {
    public:
     template <bool isRequest, class Fields>
@@ -57,7 +61,10 @@ struct GrowingBody {
       ec = {};
       size_t n = 0;
       for (const asio::const_buffer buffer : beast::buffers_range_ref(buffers)) {
-        body_.append(static_cast<const char*>(buffer.data()), buffer.size());
+        if (!body_.append({static_cast<const char*>(buffer.data()), buffer.size()})) {
+          ec = beast::http::error::buffer_overflow;
+          return n;
+        }
         n += buffer.size();
       }
       return n;

@@ -136,8 +136,7 @@ std::string client_name(const Socket& socket) {
 }  // namespace
 
 struct HttpServer::State {
-  State(HttpOptions options, HeaderCheck check, Handler handler) {
-    shared.options = std::move(options);
+  State(HttpOptions options, HeaderCheck check, Handler handler) : shared(std::move(options)) {
     shared.check = std::move(check);
     shared.handler = std::move(handler);
   }
@@ -168,7 +167,7 @@ struct HttpServer::State {
   std::shared_ptr<ssl::context> tls;
   size_t next_thread = 0;
   int port = 0;
-  bool stopped = false;
+  std::atomic<bool> stopped{false};  // read by the thread that accepts
 };
 
 void HttpServer::State::listen() {
@@ -312,8 +311,7 @@ void HttpServer::stop_accepting() {
 
 void HttpServer::stop() {
   State& s = *state_;
-  if (s.stopped) return;
-  s.stopped = true;
+  if (s.stopped.exchange(true)) return;
   if (s.workers) {
     s.workers->stop();
     s.workers->join();
@@ -371,8 +369,10 @@ void HttpServer::reload_tls() {
 
 HttpCounts HttpServer::counts() const {
   const ConnectionShared& s = state_->shared;
-  return {s.connections.load(std::memory_order_relaxed), s.accepted.load(std::memory_order_relaxed), s.lost.load(std::memory_order_relaxed),
-          s.slow_readers.load(std::memory_order_relaxed)};
+  HttpCounts out{.connections = s.connections, .accepted = s.accepted, .lost = s.lost, .slow_readers = s.slow_readers};
+  out.body_bytes = static_cast<int64_t>(s.bodies.used());
+  for (size_t i = 0; i < out.answers.size(); ++i) out.answers[i] = s.answers[i];
+  return out;
 }
 
 }  // namespace cachalot::server

@@ -1,6 +1,7 @@
 // HTTP/1.1 over TCP, TLS or a Unix socket: connections, limits and timeouts. What a request means is the handler's affair.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +19,7 @@ struct HttpOptions {
   int io_threads = 2;
   std::string tls_certificate, tls_key;  // PEM files; both or none
   size_t max_header_bytes = 16384, max_body_bytes = 32u << 20;
+  size_t max_bodies_bytes = 256u << 20;  // of all requests that are being received or read; at least max_body_bytes
   int max_headers = 100;
   size_t max_output_bytes = 256u << 10;  // of a stream that its client does not read; then the client is given up
   int max_connections = 20000;
@@ -32,6 +34,8 @@ struct HttpOptions {
 
 struct HttpCounts {
   int64_t connections = 0, accepted = 0, lost = 0, slow_readers = 0;  // open now; since the start
+  int64_t body_bytes = 0;                                             // of requests, held now
+  std::array<int64_t, 6> answers{};                                   // by hundreds of the status, but for those of requests for the model
 };
 
 class HttpServer {

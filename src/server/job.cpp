@@ -48,7 +48,9 @@ Job::Job(const Service& service, EventHub& hub, JobObserver& observer, std::shar
       writer_(std::move(writer)),
       priority_(prepared_.params.priority.value_or(service.options().default_priority)),
       started_(Clock::now()),
-      last_token_(started_) {}
+      last_token_(started_) {
+  home_->counted = true;
+}
 
 void Job::start() {
   CommonParams& params = prepared_.params;
@@ -243,6 +245,12 @@ void Job::abort() {
 
 void Job::post_abort() {
   home_->post([self = shared_from_this()] { self->abort(); });
+}
+
+void Job::post_failure(const ApiError& error) {
+  home_->post([self = shared_from_this(), error] {
+    if (!self->ended_) self->fail(error);
+  });
 }
 
 void Job::cancel_all() {

@@ -233,9 +233,10 @@ std::string Metrics::text(const Engine* engine, const std::string& model, int bl
   page.counter("cachalot:http_connections_total", "Connections accepted.", static_cast<double>(http.accepted));
   page.counter("cachalot:http_connections_lost_total", "Clients that went away before their answer's end.", static_cast<double>(http.lost));
   page.counter("cachalot:http_slow_readers_total", "Clients given up for reading too slowly.", static_cast<double>(http.slow_readers));
+  page.gauge("cachalot:http_body_bytes", "Bytes of requests that are being received or read.", static_cast<double>(http.body_bytes));
   page.head("cachalot:http_responses_total", "counter", "Answers by status.");
   for (size_t i = 1; i < http_.size(); ++i)
-    page.line("cachalot:http_responses_total", static_cast<double>(http_[i].load()), fmt::format("status=\"{}xx\"", i));
+    page.line("cachalot:http_responses_total", static_cast<double>(http_[i].load() + http.answers[i]), fmt::format("status=\"{}xx\"", i));
   return page.take();
 }
 

@@ -71,6 +71,12 @@ const char* bool_text(bool flag) { return flag ? "true" : "false"; }
 
 }  // namespace
 
+ApiError engine_stuck() {
+  ApiError error(503, "The engine does not move", "", "engine_stuck");
+  error.retry_after_seconds = 30.0;
+  return error;
+}
+
 void Server::Impl::authenticate(Exchange& exchange, const HttpRequest& request, bool admin) const {
   const KeyRing& keys = admin ? options_.admin_keys : options_.keys;
   if (keys.empty()) return;
@@ -229,7 +235,7 @@ const Service& Server::Impl::service() const {
   const Service* service = ready_service_;
   const Phase phase = phase_;
   if (service == nullptr || phase == Phase::closed || phase == Phase::ended) throw unavailable(service == nullptr);
-  if (!live_) throw ApiError(503, "The engine does not move", "", "engine_stuck");
+  if (!live_) throw engine_stuck();
   return *service;
 }
 

@@ -27,6 +27,7 @@ Server::Impl::Impl(ServerOptions options)
     : options_(std::move(options)), log_(options_.log_level, options_.log_file), started_at_(std::time(nullptr)) {
   const auto make = [this](HttpOptions http, bool admin) {
     http.max_body_bytes = std::min(http.max_body_bytes, options_.limits.max_body_bytes);
+    http.max_bodies_bytes = std::max(http.max_bodies_bytes, http.max_body_bytes);
     return std::make_unique<HttpServer>(
         std::move(http), [this, admin](Exchange& exchange, const HttpRequest& request) { check_header(exchange, request, admin); },
         [this, admin](std::shared_ptr<Exchange> exchange, HttpRequest request) { handle(exchange, std::move(request), admin); });
@@ -128,15 +129,28 @@ void Server::Impl::advance_drain() {
   if (abort) abort_jobs();
 }
 
+std::vector<std::shared_ptr<Job>> Server::Impl::open_jobs() const {
+  std::vector<std::shared_ptr<Job>> all;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [address, weak] : jobs_)
+    if (auto job = weak.lock()) all.push_back(std::move(job));
+  return all;
+}
+
 void Server::Impl::abort_jobs() {
-  std::vector<std::weak_ptr<Job>> all;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [job, weak] : jobs_) all.push_back(weak);
-  }
+  const auto all = open_jobs();
   log_.write(LogLevel::warning, "aborting", [&](JsonWriter& json) { json.field("requests", static_cast<int64_t>(all.size())); });
-  for (const auto& weak : all)
-    if (const auto job = weak.lock()) job->post_abort();
+  for (const auto& job : all) job->post_abort();
+}
+
+// Nobody knows whether the engine will move again: who waits can ask another server instead.
+void Server::Impl::fail_jobs(double stuck_seconds) {
+  const auto all = open_jobs();
+  if (all.empty()) return;
+  log_.write(LogLevel::error, "engine_given_up", [&](JsonWriter& json) {
+    json.field("requests", static_cast<int64_t>(all.size())).field("last_step_age_seconds", stuck_seconds);
+  });
+  for (const auto& job : all) job->post_failure(engine_stuck());
 }
 
 void Server::Impl::wait() {
@@ -157,6 +171,8 @@ void Server::Impl::watch() {
   if (service == nullptr || options_.watchdog_seconds <= 0.0) return;
   const EngineStats stats = service->engine().stats();
   const bool stuck = stats.last_step_age_seconds > options_.watchdog_seconds;
+  if (stuck && stats.last_step_age_seconds > options_.watchdog_seconds + options_.stuck_grace_seconds)
+    fail_jobs(stats.last_step_age_seconds);
   if (stuck == !live_) return;
   live_ = !stuck;
   if (!stuck) {

@@ -31,13 +31,14 @@ struct ServerOptions {
   KeyRing keys;  // empty: no key is asked for
   KeyRing admin_keys;
   RequestLimits limits;
-  int block_tokens = 16;             // told in the metrics
-  std::string version;               // of the program
-  double watchdog_seconds = 60.0;    // without a step while something runs: not live; 0: never
-  double drain_delay_seconds = 5.0;  // requests are still taken, while balancers learn of it
-  double shutdown_seconds = 30.0;    // for what runs, after that
-  double tls_check_seconds = 0.0;    // looks for a new certificate this often; 0: never
-  bool log_requests = true;          // one line each; never a prompt's or an answer's text
+  int block_tokens = 16;              // told in the metrics
+  std::string version;                // of the program
+  double watchdog_seconds = 60.0;     // without a step while something runs: not live; 0: never
+  double stuck_grace_seconds = 30.0;  // after that, what waits or runs is ended with an error
+  double drain_delay_seconds = 5.0;   // requests are still taken, while balancers learn of it
+  double shutdown_seconds = 30.0;     // for what runs, after that
+  double tls_check_seconds = 0.0;     // looks for a new certificate this often; 0: never
+  bool log_requests = true;           // one line each; never a prompt's or an answer's text
   LogLevel log_level = LogLevel::info;
   std::string log_file;
   std::map<std::string, StaticFile> files;  // by path; "/" is "/index.html"

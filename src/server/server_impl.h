@@ -15,6 +15,8 @@
 
 namespace cachalot::server {
 
+ApiError engine_stuck();
+
 enum class Endpoint : uint8_t { chat, completions, messages, responses };
 
 class Server::Impl : public JobObserver {
@@ -62,6 +64,8 @@ class Server::Impl : public JobObserver {
   void watch();
   void advance_drain();
   void abort_jobs();
+  void fail_jobs(double stuck_seconds);
+  [[nodiscard]] std::vector<std::shared_ptr<Job>> open_jobs() const;
 
   ServerOptions options_;
   JsonLog log_;

@@ -46,6 +46,17 @@ std::string tools_text(const ordered_json& tools, ToolFormat format) {
   return text + "To call one, write exactly:\n" + tool_call_example(format) + "\nOtherwise answer in plain text.";
 }
 
+// A turn's calls as text behind its content, for a template that would leave them out.
+void write_calls_as_text(ordered_json& message, ToolFormat format) {
+  std::string content = message["content"].is_string() ? message["content"].get<std::string>() : "";
+  for (const auto& call : message["tool_calls"]) {
+    if (!content.empty()) content += '\n';
+    content += tool_call_text(format, call["function"]["name"].get<std::string>(), call["function"]["arguments"]);
+  }
+  message["content"] = std::move(content);
+  message.erase("tool_calls");
+}
+
 void add_system_text(ordered_json& messages, const std::string& text) {
   if (!messages.empty() && messages.front()["role"] == "system") {
     auto& content = messages.front()["content"];
@@ -83,6 +94,7 @@ void Service::find_traits(const ChatTemplate& chat_template) {
       const auto text =
           try_render(chat_template, conversation_with_call(null_content ? ordered_json() : ordered_json(""), arguments), one_tool());
       if (!text || text->find("probe_key") == std::string::npos) continue;
+      shows_calls_ = true;
       arguments_as_text_ = as_text;
       null_content_ = null_content;
       return;
@@ -126,6 +138,11 @@ ChatPrompt Service::render(const ChatRequest& request) const {
       for (const auto& [key, value] : variables->items()) input.extra[key] = value;
   for (auto& message : input.messages) {
     if (!message.contains("tool_calls")) continue;
+    if (!shows_calls_) {
+      if (tool_format_ == ToolFormat::none) throw ApiError(400, "This model's chat template knows no tools", "messages");
+      write_calls_as_text(message, tool_format_);
+      continue;
+    }
     if (!null_content_ && message["content"].is_null()) message["content"] = "";
     for (auto& call : message["tool_calls"]) {
       auto& arguments = call["function"]["arguments"];

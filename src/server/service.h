@@ -77,6 +77,7 @@ class Service {
   ServiceOptions options_;
   ToolFormat tool_format_ = ToolFormat::none;
   bool shows_tools_ = false;        // the template tells the model which tools there are
+  bool shows_calls_ = false;        // and which it has called
   bool arguments_as_text_ = false;  // it wants a call's arguments as a string
   bool null_content_ = true;        // it wants the content of a turn that is all calls to be none
   int64_t created_ = 0;

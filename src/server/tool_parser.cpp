@@ -381,6 +381,32 @@ std::string tool_call_example(ToolFormat format) {
   return {};
 }
 
+std::string tool_call_text(ToolFormat format, const std::string& name, const nlohmann::ordered_json& arguments) {
+  const auto text = [](const nlohmann::ordered_json& value) {
+    return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  };
+  switch (format) {
+    case ToolFormat::none: return {};
+    case ToolFormat::deepseek_v3:
+      return "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>" + name + "\n```json\n" + text(arguments) +
+             "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    case ToolFormat::deepseek_v31:
+      return "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + name + "<｜tool▁sep｜>" + text(arguments) +
+             "<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    case ToolFormat::deepseek_v32: {
+      std::string out = "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"" + name + "\">\n";
+      if (arguments.is_object())
+        for (const auto& [key, value] : arguments.items())
+          out += "<｜DSML｜parameter name=\"" + key + "\" string=\"" + (value.is_string() ? "true" : "false") + "\">" + text(value) +
+                 "</｜DSML｜parameter>\n";
+      return out + "</｜DSML｜invoke>\n</｜DSML｜function_calls>";
+    }
+    case ToolFormat::hermes: return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + text(arguments) + "}\n</tool_call>";
+    case ToolFormat::llama3: return "{\"name\": \"" + name + "\", \"parameters\": " + text(arguments) + "}";
+  }
+  return {};
+}
+
 std::unique_ptr<ToolParser> make_tool_parser(ToolFormat format) {
   switch (format) {
     case ToolFormat::none: return nullptr;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,6 +38,8 @@ ToolFormat tool_format_of(std::string_view chat_template);
 const std::vector<std::string_view>& tool_marks(ToolFormat format);
 // How a model is asked to write calls whose template says nothing about tools.
 std::string tool_call_example(ToolFormat format);
+// A call of an earlier turn, for the same models. `arguments`: an object, or the faulty text that a model wrote in its place.
+std::string tool_call_text(ToolFormat format, const std::string& name, const nlohmann::ordered_json& arguments);
 
 // Text outside of calls is content, as it stands. Never throws: text that is no proper call passes as content or arguments as it came.
 class ToolParser {

@@ -172,6 +172,28 @@ TEST(Chat, ToolHistoryRendersWithEitherFormOfArguments) {
   }
 }
 
+TEST(Chat, CallsAreHistoryEvenWhereTheTemplateDoesNotShowThem) {
+  const std::string body =
+      R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"Look.","tool_calls":[{"id":"x","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"x","content":"ok"}]})";
+  const auto smollm2 = [](std::optional<server::ToolFormat> format) {
+    FixtureOptions options;
+    options.chat_template = "HuggingFaceTB-SmolLM2-135M-Instruct";
+    options.service.tool_format = format;
+    return options;
+  };
+  {
+    const ServerFixture fixture(smollm2({}));
+    const HttpAnswer answer = fixture.post("/v1/chat/completions", body);
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_THAT(answer.body, testing::HasSubstr("knows no tools"));
+  }
+  ServerFixture fixture(smollm2(server::ToolFormat::hermes));
+  fixture.engine().keep_seen = true;
+  ASSERT_EQ(fixture.post("/v1/chat/completions", body).status, 200);
+  EXPECT_THAT(byte_tokenizer().decode(fixture.engine().seen().at(0).prompt),
+              testing::HasSubstr("Look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>"));
+}
+
 TEST(Chat, StopStringsEndTheAnswer) {
   ServerFixture fixture(answering("one STOP two"));
   const json choice = json::parse(fixture.chat(R"("stop":["STOP","x"])").body)["choices"][0];

@@ -18,6 +18,7 @@ struct HttpAnswer {
 class HttpClient {
  public:
   explicit HttpClient(int port);
+  explicit HttpClient(const std::string& unix_socket);
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;

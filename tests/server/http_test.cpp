@@ -1,7 +1,14 @@
 // The HTTP side through real sockets: framing, hostile bytes, limits, slow and vanishing clients, keep-alive comments.
 #include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include "server/server_fixture.h"
+#include "support/support.h"
 
 namespace cachalot::test {
 namespace {
@@ -145,6 +152,76 @@ TEST(Http, BodiesHaveALimit) {
       "chunked\r\n\r\n4e20\r\n" +
       std::string(20000, ' ') + "\r\n0\r\n\r\n");
   EXPECT_EQ(client.answer().status, 413);
+}
+
+TEST(Http, BodiesOfAllRequestsTogetherHaveALimit) {
+  FixtureOptions options;
+  options.server.limits.max_body_bytes = 40000;
+  options.server.http.max_bodies_bytes = 60000;
+  ServerFixture fixture(std::move(options));
+  const std::string padded = kChat + "}" + std::string(39000, ' ');
+  const auto held = [&] { return fixture.server().counts().body_bytes; };
+  HttpClient first(fixture.port());
+  first.send(post_bytes(padded).substr(0, 39000));
+  eventually([&] { return held() > 38000; }, "the first body's bytes are counted");
+  HttpClient second(fixture.port());  // is told before it sends its body
+  second.send(post_bytes(padded).substr(0, 200));
+  const HttpAnswer refused = second.answer();
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.at("retry-after"), "1");
+  EXPECT_EQ(json::parse(refused.body)["error"]["code"], "bodies_full");
+  HttpClient chunked(fixture.port());  // says nothing of its length
+  chunked.send(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n7530\r\n" +
+      padded.substr(0, 30000) + "\r\n");
+  EXPECT_EQ(chunked.answer().status, 503);
+  EXPECT_EQ(fixture.chat().status, 200) << "small requests still fit";
+  EXPECT_THAT(http_get(fixture.port(), "/metrics").body,
+              testing::ContainsRegex("cachalot:http_responses_total\\{[^}]*status=\"5xx\"\\} 2"));
+  first.close();
+  eventually([&] { return held() == 0; }, "what a client that is gone had sent is free");
+  EXPECT_EQ(fixture.post("/v1/chat/completions", padded).status, 200);
+  eventually([&] { return held() == 0; }, "and so is a body that was read");
+}
+
+TEST(Http, ListensOnAUnixSocket) {
+  const TempDir folder;
+  const std::string path = (folder.path() / "socket").string();
+  {
+    FixtureOptions options;
+    options.server.http.unix_socket = path;
+    options.server.keys.add("right-key", "test");
+    ServerFixture fixture(std::move(options));
+    EXPECT_EQ(fixture.server().address(), "unix:" + path);
+    HttpClient client(path);
+    client.request("POST", "/v1/chat/completions", kChat + ",\"stream\":true}", {"Authorization: Bearer right-key"});
+    EXPECT_THAT(client.answer().body, testing::EndsWith("data: [DONE]\n\n"));
+    HttpClient stranger(path);
+    stranger.request("GET", "/v1/models");
+    EXPECT_EQ(stranger.answer().status, 401);
+  }
+  EXPECT_FALSE(std::filesystem::exists(path)) << "the socket goes with the server";
+}
+
+TEST(Http, ASocketLeftBehindIsReplacedAndAFileIsNot) {
+  const TempDir folder;
+  const std::string path = (folder.path() / "socket").string();
+  const int left = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(left, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ::close(left);
+  server::HttpOptions options;
+  options.unix_socket = path;
+  const auto open = [&] { const server::HttpServer server(options, {}, {}); };
+  open();
+  std::ofstream(path) << "precious";
+  EXPECT_THAT(error_of(open), testing::HasSubstr(path));
+  EXPECT_TRUE(std::filesystem::exists(path));
+  options.unix_socket = std::string(200, 'x');
+  EXPECT_THAT(error_of(open), testing::HasSubstr("--uds: found a path of 200 bytes"));
 }
 
 TEST(Http, SlowHeadersRunOutOfTime) {

@@ -219,6 +219,37 @@ TEST(Watchdog, AnEngineThatStandsStillIsNotLive) {
   EXPECT_THAT(log.str(), testing::HasSubstr("\"waiting\""));
 }
 
+TEST(Watchdog, WhoWaitsForAStuckEngineIsToldSo) {
+  FixtureOptions options;
+  options.engine.held = true;
+  options.engine.info.max_requests = 1;
+  options.server.watchdog_seconds = 0.3;
+  options.server.stuck_grace_seconds = 0.3;
+  ServerFixture fixture(std::move(options));
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (const bool stream : {true, false, true, false}) {
+    clients.push_back(std::make_unique<HttpClient>(fixture.port()));
+    clients.back()->request("POST", "/v1/chat/completions",
+                            std::string(R"({"messages":[{"role":"user","content":"hi"}],"stream":)") + (stream ? "true}" : "false}"));
+  }
+  for (size_t i = 0; i < clients.size(); ++i) {
+    const HttpAnswer answer = clients[i]->answer();
+    EXPECT_TRUE(answer.complete);
+    EXPECT_THAT(answer.body, testing::HasSubstr("\"code\":\"engine_stuck\""));
+    if (i % 2 == 0) {
+      EXPECT_EQ(answer.status, 200) << "its header was sent";
+      EXPECT_THAT(answer.body, testing::EndsWith("data: [DONE]\n\n"));
+    } else {
+      EXPECT_EQ(answer.status, 503);
+      EXPECT_GE(std::stoi(answer.headers.at("retry-after")), 1);
+    }
+  }
+  eventually([&] { return fixture.server().running_jobs() == 0 && fixture.engine().open_requests() == 0; }, "nothing is left behind");
+  fixture.engine().release();
+  eventually([&] { return http_get(fixture.port(), "/health").status == 200; }, "ready again");
+  EXPECT_EQ(fixture.chat().status, 200);
+}
+
 TEST(Log, OneLineForEachRequestAndNoText) {
   FixtureOptions options;
   const TempDir folder;

@@ -150,6 +150,18 @@ TEST(ToolParser, StreamsArgumentsBeforeTheCallIsComplete) {
   }
 }
 
+TEST(ToolParser, ReadsCallsAsTheyAreWrittenForHistory) {
+  const auto arguments = nlohmann::ordered_json::parse(R"({"place":"Rome","days":[1,2]})");
+  for (const ToolFormat format :
+       {ToolFormat::deepseek_v3, ToolFormat::deepseek_v31, ToolFormat::deepseek_v32, ToolFormat::hermes, ToolFormat::llama3}) {
+    SCOPED_TRACE(name_of(format));
+    const Result result = parse({.format = format}, {tool_call_text(format, "get_weather", arguments)});
+    ASSERT_EQ(result.calls.size(), 1u);
+    EXPECT_EQ(result.calls[0].first, "get_weather");
+    EXPECT_EQ(nlohmann::ordered_json::parse(result.calls[0].second), arguments);
+  }
+}
+
 TEST(ToolParser, IdsAreUnique) {
   const Result a = parse(cases()[0], {cases()[0].text}), b = parse(cases()[0], {cases()[0].text});
   EXPECT_NE(a.ids[0], a.ids[1]);
