@@ -1,5 +1,7 @@
-// Fuzz target: a JSON schema, regular expression or GBNF grammar (the first byte says which), and a text that is offered to it.
+// What the targets of JSON schema, regular expression and GBNF grammar share: a source, and a text that is offered to what it compiles to.
 // The two are split at the first NUL byte. What a mask allows must be accepted, and nothing else.
+#pragma once
+
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -8,9 +10,9 @@
 #include "base/error.h"
 #include "grammar/constraint.h"
 
-namespace {
+namespace cachalot::fuzz {
 
-std::vector<std::string> vocabulary() {
+inline std::vector<std::string> grammar_vocabulary() {
   std::vector<std::string> out;
   for (int b = 0; b < 256; ++b) out.emplace_back(1, static_cast<char>(b));
   out.emplace_back();
@@ -18,15 +20,10 @@ std::vector<std::string> vocabulary() {
   return out;
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace cachalot;
-  static GrammarCompiler compiler(vocabulary(), {256});
-  if (size < 2) return 0;
-  const std::string input(reinterpret_cast<const char*>(data) + 1, size - 1);
+inline int run_grammar(GrammarSource::Kind kind, const uint8_t* data, size_t size) {
+  static GrammarCompiler compiler(grammar_vocabulary(), {256});
+  const std::string input(reinterpret_cast<const char*>(data), size);
   const size_t split = input.find('\0');
-  const auto kind = static_cast<GrammarSource::Kind>(data[0] % 4);
   try {
     auto constraint = GrammarCompiler::constraint(compiler.compile({kind, input.substr(0, split)}));
     const std::string text = split == std::string::npos ? "" : input.substr(split + 1, 200);
@@ -41,3 +38,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   return 0;
 }
+
+}  // namespace cachalot::fuzz

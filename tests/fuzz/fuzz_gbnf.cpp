@@ -1,0 +1,6 @@
+// Any bytes as a GBNF grammar, and a text for it.
+#include "grammar_target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  return cachalot::fuzz::run_grammar(cachalot::GrammarSource::Kind::gbnf, data, size);
+}
