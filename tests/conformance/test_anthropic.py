@@ -1,6 +1,7 @@
 """Anthropic's own client against /v1/messages."""
 
 import asyncio
+import json
 
 import anthropic
 import pytest
@@ -45,6 +46,63 @@ def test_tools_are_accepted(claude, model):
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}]},
     ]
     assert claude.messages.create(model=model, max_tokens=8, messages=history, tools=tools).usage.input_tokens > 0
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Weather",
+    "input_schema": {"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}}, "required": ["place"], "additionalProperties": False},
+}
+
+
+def test_a_tool_is_called(claude, model):
+    asked = dict(model=model, max_tokens=200, messages=HELLO, tools=[WEATHER], tool_choice={"type": "tool", "name": "get_weather"}, temperature=0)
+    answer = claude.messages.create(**asked)
+    call = next(block for block in answer.content if block.type == "tool_use")
+    assert answer.stop_reason == "tool_use" and call.input["place"] in ("Rome", "Oslo")
+    with claude.messages.stream(**asked) as stream:
+        parts = [event.delta.partial_json for event in stream if event.type == "content_block_delta" and event.delta.type == "input_json_delta"]
+        final = stream.get_final_message()
+    assert json.loads("".join(parts)) == call.input
+    assert [block.name for block in final.content if block.type == "tool_use"] == ["get_weather"]
+    history = HELLO + [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]}]
+    assert claude.messages.create(model=model, max_tokens=4, messages=history, tools=[WEATHER]).usage.output_tokens <= 4
+
+
+def test_stop_sequences(claude, model):
+    whole = claude.messages.create(model=model, max_tokens=16, messages=HELLO, temperature=0)
+    text = "".join(block.text for block in whole.content if block.type == "text")
+    if len(text) < 4:
+        pytest.skip("the model said too little")
+    answer = claude.messages.create(model=model, max_tokens=16, messages=HELLO, temperature=0, stop_sequences=[text[2:4]])
+    assert answer.stop_reason == "stop_sequence" and answer.stop_sequence == text[2:4]
+
+
+def test_raw_events_are_in_order(claude, model):
+    events = [event.type for event in claude.messages.create(model=model, max_tokens=4, messages=HELLO, stream=True)]
+    assert events[0] == "message_start" and events[-2:] == ["message_delta", "message_stop"]
+    assert events.count("content_block_start") == events.count("content_block_stop") >= 1
+
+
+def test_system_as_blocks(claude, model):
+    answer = claude.messages.create(model=model, max_tokens=4, messages=HELLO, system=[{"type": "text", "text": "Be brief."}], metadata={"user_id": "u"})
+    assert answer.usage.input_tokens > 0
+
+
+def test_async_stream(async_claude, model):
+    async def ask():
+        async with async_claude.messages.stream(model=model, max_tokens=8, messages=HELLO) as stream:
+            async for _ in stream.text_stream:
+                pass
+            return await stream.get_final_message()
+
+    assert asyncio.run(ask()).usage.output_tokens <= 8
+
+
+def test_timeouts(claude, model):
+    with pytest.raises(anthropic.APITimeoutError):
+        claude.with_options(timeout=0.001).messages.create(model=model, max_tokens=1500, messages=HELLO)
+    assert claude.messages.create(model=model, max_tokens=1, messages=HELLO).content is not None
 
 
 def test_errors(claude, model):
