@@ -56,7 +56,7 @@ WEATHER = {
 
 
 def test_a_tool_is_called(claude, model):
-    asked = dict(model=model, max_tokens=200, messages=HELLO, tools=[WEATHER], tool_choice={"type": "tool", "name": "get_weather"}, temperature=0)
+    asked = dict(model=model, max_tokens=1500, messages=HELLO, tools=[WEATHER], tool_choice={"type": "tool", "name": "get_weather"}, temperature=0)
     answer = claude.messages.create(**asked)
     call = next(block for block in answer.content if block.type == "tool_use")
     assert answer.stop_reason == "tool_use" and call.input["place"] in ("Rome", "Oslo")

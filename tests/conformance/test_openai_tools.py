@@ -37,7 +37,7 @@ class Report(pydantic.BaseModel):
 
 
 def chat(client, model, **more):
-    return client.chat.completions.create(model=model, messages=HELLO, **{"max_tokens": 200, "seed": 1, **more})
+    return client.chat.completions.create(model=model, messages=HELLO, **{"max_tokens": 1500, "seed": 1, **more})
 
 
 def no_thinking(**more):
@@ -78,12 +78,12 @@ def test_a_tool_that_is_not_there(client, model):
 
 
 def test_strict_schema_through_the_parse_helper(client, model):
-    answer = client.chat.completions.parse(model=model, messages=HELLO, max_tokens=200, response_format=Report, extra_body=no_thinking())
+    answer = client.chat.completions.parse(model=model, messages=HELLO, max_tokens=1500, seed=1, response_format=Report, extra_body=no_thinking())
     assert isinstance(answer.choices[0].message.parsed, Report)
 
 
 def test_strict_schema_streamed_through_the_helper(client, model):
-    with client.chat.completions.stream(model=model, messages=HELLO, max_tokens=200, response_format=Report, extra_body=no_thinking()) as stream:
+    with client.chat.completions.stream(model=model, messages=HELLO, max_tokens=1500, seed=1, response_format=Report, extra_body=no_thinking()) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
@@ -202,7 +202,7 @@ def test_timeouts_and_no_server(client, async_client, model):
 
 def test_responses_call_tools(client, model):
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    asked = dict(model=model, input=HELLO, tools=tools, tool_choice="required", parallel_tool_calls=False, max_output_tokens=200, extra_body=no_thinking(seed=1))
+    asked = dict(model=model, input=HELLO, tools=tools, tool_choice="required", parallel_tool_calls=False, max_output_tokens=1500, extra_body=no_thinking(seed=1))
     answer = client.responses.create(**asked)
     call = next(item for item in answer.output if item.type == "function_call")
     check_call(call.name, call.arguments)
@@ -218,9 +218,9 @@ def test_responses_call_tools(client, model):
 
 
 def test_responses_keep_a_schema(client, model):
-    answer = client.responses.parse(model=model, input=HELLO, instructions="Be brief.", max_output_tokens=200, text_format=Report, extra_body=no_thinking())
+    answer = client.responses.parse(model=model, input=HELLO, instructions="Be brief.", max_output_tokens=1500, text_format=Report, extra_body=no_thinking())
     assert isinstance(answer.output_parsed, Report)
-    with client.responses.stream(model=model, input=HELLO, max_output_tokens=200, text_format=Report, extra_body=no_thinking()) as stream:
+    with client.responses.stream(model=model, input=HELLO, max_output_tokens=1500, text_format=Report, extra_body=no_thinking()) as stream:
         for _ in stream:
             pass
         assert isinstance(stream.get_final_response().output_parsed, Report)
