@@ -36,17 +36,17 @@ class BodyBudget {
 };
 
 // Bytes of a body, counted against a budget for as long as they are held.
-class RequestBody {
+class CountedBody {
  public:
-  RequestBody() = default;
-  explicit RequestBody(BodyBudget& budget) : budget_(&budget) {}
-  RequestBody(RequestBody&& other) noexcept { swap(other); }
-  RequestBody& operator=(RequestBody&& other) noexcept {
-    RequestBody old(std::move(*this));
+  CountedBody() = default;
+  explicit CountedBody(BodyBudget& budget) : budget_(&budget) {}
+  CountedBody(CountedBody&& other) noexcept { swap(other); }
+  CountedBody& operator=(CountedBody&& other) noexcept {
+    CountedBody old(std::move(*this));
     swap(other);
     return *this;
   }
-  ~RequestBody() {
+  ~CountedBody() {
     if (budget_ != nullptr) budget_->give_back(bytes_.size());
   }
   // False when the budget has no room for it.
@@ -58,7 +58,7 @@ class RequestBody {
   [[nodiscard]] const std::string& text() const { return bytes_; }
 
  private:
-  void swap(RequestBody& other) noexcept {
+  void swap(CountedBody& other) noexcept {
     std::swap(bytes_, other.bytes_);
     std::swap(budget_, other.budget_);
   }
@@ -68,7 +68,7 @@ class RequestBody {
 
 struct HttpRequest {
   std::string method, path, query;
-  RequestBody body;
+  CountedBody body;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
 
   [[nodiscard]] std::string_view header(std::string_view lower_case_name) const {

@@ -45,10 +45,10 @@ int answers_of(const Prepared& prepared) { return static_cast<int>(prepared.prom
 
 void Server::Impl::handle_generation(const std::shared_ptr<Exchange>& exchange, HttpRequest request, Endpoint endpoint) {
   const Service& model = service();
-  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  const auto body = std::make_shared<CountedBody>(std::move(request.body));
   off_thread(exchange, is_slow(body->text()), [this, exchange, &model, endpoint, body]() -> std::function<void()> {
     auto prepared = std::make_shared<Prepared>(prepare(endpoint, model, body->text()));
-    *body = RequestBody();
+    *body = CountedBody();
     return [this, exchange, endpoint, prepared] { run(exchange, std::move(*prepared), endpoint); };
   });
 }
@@ -72,6 +72,7 @@ void Server::Impl::run(const std::shared_ptr<Exchange>& exchange, Prepared prepa
 }
 
 void Server::Impl::on_end(const JobReport& report) {
+  n_ended_.fetch_add(1, std::memory_order_relaxed);
   metrics_.on_end(report);
   metrics_.on_http(report.status);
   {
@@ -97,7 +98,7 @@ void Server::Impl::on_end(const JobReport& report) {
 
 void Server::Impl::handle_count_tokens(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
-  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  const auto body = std::make_shared<CountedBody>(std::move(request.body));
   off_thread(exchange, is_slow(body->text()), [exchange, &model, body]() -> std::function<void()> {
     const ChatRequest chat = parse_messages_request(body->text(), model.parse_context(), true);
     model.check_model(chat.model);
@@ -108,7 +109,7 @@ void Server::Impl::handle_count_tokens(const std::shared_ptr<Exchange>& exchange
 
 void Server::Impl::handle_tokenize(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
-  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  const auto body = std::make_shared<CountedBody>(std::move(request.body));
   off_thread(exchange, is_slow(body->text()), [exchange, &model, body]() -> std::function<void()> {
     const TokenizeRequest wish = parse_tokenize_request(body->text(), model.parse_context());
     model.check_model(wish.chat ? wish.chat->model : wish.model);
@@ -135,7 +136,7 @@ void Server::Impl::handle_tokenize(const std::shared_ptr<Exchange>& exchange, Ht
 
 void Server::Impl::handle_detokenize(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const Service& model = service();
-  const auto body = std::make_shared<RequestBody>(std::move(request.body));
+  const auto body = std::make_shared<CountedBody>(std::move(request.body));
   off_thread(exchange, is_slow(body->text()), [exchange, &model, body]() -> std::function<void()> {
     const DetokenizeRequest wish = parse_detokenize_request(body->text(), model.parse_context());
     const std::string text = model.tokenizer().decode(wish.tokens);

@@ -157,7 +157,7 @@ void Connection::pump() {
   while (phase_ == Phase::reading && !in_.empty()) {
     if (!parser_) {
       parser_ = std::make_unique<http::request_parser<GrowingBody>>();
-      parser_->get().body() = RequestBody(shared_.bodies);
+      parser_->get().body() = CountedBody(shared_.bodies);
       parser_->eager(true);
       parser_->header_limit(static_cast<std::uint32_t>(shared_.options.max_header_bytes));
       parser_->body_limit(shared_.options.max_body_bytes);

@@ -50,7 +50,7 @@ struct ConnectionShared {
 
 // A body that grows with what really arrives: a header that promises much costs nothing.
 struct GrowingBody {
-  using value_type = RequestBody;
+  using value_type = CountedBody;
   class reader {
    public:
     template <bool isRequest, class Fields>

@@ -13,8 +13,9 @@
 namespace cachalot::server {
 
 struct JsonLog::Sink {
-  std::shared_ptr<spdlog::details::thread_pool> thread = std::make_shared<spdlog::details::thread_pool>(8192, 1);
   std::shared_ptr<spdlog::async_logger> logger;
+  // Last, so that it is joined before what it writes to goes.
+  std::shared_ptr<spdlog::details::thread_pool> thread = std::make_shared<spdlog::details::thread_pool>(8192, 1);
 };
 
 JsonLog::JsonLog(LogLevel least, const std::string& path) : least_(least), sink_(std::make_unique<Sink>()) {

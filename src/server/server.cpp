@@ -2,6 +2,7 @@
 #include "server/server.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -13,6 +14,9 @@
 
 namespace cachalot::server {
 namespace {
+
+constexpr int64_t kTrimAfter = 256;  // requests
+constexpr double kIdleSeconds = 1.0, kLongIdleSeconds = 10.0;
 
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
 
@@ -37,6 +41,7 @@ Server::Impl::Impl(ServerOptions options)
   http_->every(0.2, [this] {
     advance_drain();
     watch();
+    trim_when_idle();
   });
   if (options_.tls_check_seconds > 0.0 && !options_.http.tls_certificate.empty()) {
     auto seen = std::make_shared<int64_t>(changed_at(options_.http.tls_certificate));
@@ -181,6 +186,22 @@ void Server::Impl::watch() {
   }
   log_.write(LogLevel::error, "engine_stuck",
              [&](JsonWriter& json) { json.field("last_step_age_seconds", stats.last_step_age_seconds).key("state").raw(state_json()); });
+}
+
+// The allocator keeps what a burst of requests took: 61 MB were resident after 50,000 requests on a busy machine, of which 1.3 MB were
+// allocated. Once nobody waits for an answer that goes back to the system, and once more when events of cancelled requests are gone too.
+void Server::Impl::trim_when_idle() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!jobs_.empty()) busy_at_ = Clock::now();
+  }
+  const int64_t ended = n_ended_.load(std::memory_order_relaxed);
+  const double idle = seconds_since(busy_at_);
+  const bool burst = ended - n_trimmed_ >= kTrimAfter && idle >= kIdleSeconds, again = trim_again_ && idle >= kLongIdleSeconds;
+  if (!burst && !again) return;
+  n_trimmed_ = ended;
+  trim_again_ = burst;
+  http_->run_on_worker([] { ::malloc_trim(0); });
 }
 
 Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

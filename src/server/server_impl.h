@@ -65,6 +65,7 @@ class Server::Impl : public JobObserver {
   void advance_drain();
   void abort_jobs();
   void fail_jobs(double stuck_seconds);
+  void trim_when_idle();
   [[nodiscard]] std::vector<std::shared_ptr<Job>> open_jobs() const;
 
   ServerOptions options_;
@@ -83,6 +84,10 @@ class Server::Impl : public JobObserver {
   std::atomic<bool> live_{true};
   std::unordered_map<const Job*, std::weak_ptr<Job>> jobs_;  // by address; under mutex_
   int64_t started_at_ = 0;
+  std::atomic<int64_t> n_ended_{0};  // requests for the model
+  int64_t n_trimmed_ = 0;            // of them, when memory was last given back; the first I/O thread's, as are the next
+  Clock::time_point busy_at_;
+  bool trim_again_ = false;
 };
 
 }  // namespace cachalot::server

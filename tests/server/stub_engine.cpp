@@ -95,6 +95,7 @@ void StubEngine::loop() {
     wake_.wait(lock, [this] {
       if (stopping_) return true;
       bool cancelled = false, any = !running_.empty();
+      for (const auto& [id, running] : running_) cancelled |= running->cancelled;
       for (const auto& queue : waiting_) {
         any |= !queue.empty();
         for (const auto& [id, running] : queue) cancelled |= running->cancelled;
