@@ -128,6 +128,7 @@ int run_application(int argc, char** argv) {
   add_tokenize_command(app, context);
   add_convert_command(app, context);
   add_quantize_command(app, context);
+  add_imatrix_command(app, context);
   add_pack_command(app, context);
   add_eval_command(app, context);
   add_bench_command(app, context);

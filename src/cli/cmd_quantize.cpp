@@ -18,6 +18,7 @@
 #include "io/atomic_file.h"
 #include "quant/gguf_sink.h"
 #include "quant/hf_sink.h"
+#include "quant/imatrix.h"
 #include "quant/mix_search.h"
 #include "quant/report.h"
 #include "text/chat_prompt.h"
@@ -28,7 +29,7 @@ namespace {
 constexpr size_t kMaxText = 1u << 30;  // bytes
 
 struct QuantizeFlags {
-  std::string model, out, format, type, method = "rtn", device = "cpu", report, tokenizer;
+  std::string model, out, format, type, method = "rtn", device = "cpu", report, tokenizer, imatrix;
   std::vector<std::string> domains, calibration, evaluation, rules, keep;
   int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
   int64_t tokens = 65536;
@@ -142,6 +143,24 @@ CalibrationSet read_texts(const QuantizeFlags& flags, const Tokenizer& tokenizer
   return set;
 }
 
+// Weighs rounding errors by an importance matrix. What it lacks is told, and MLA's parts without data stay at 8 bits.
+void use_imatrix(const std::string& file, const Config& config, Recipe& recipe) {
+  if (recipe.uses_awq()) fail("--imatrix: {} scales columns by the text that it calibrates on; choose rtn or gptq", name_of(recipe.method));
+  auto imatrix = std::make_shared<ImportanceMatrix>(ImportanceMatrix::read(file));
+  const std::vector<PlannedMatrix> planned = plan(recipe, config);
+  const ImatrixFit fit = fit_of(*imatrix, planned);
+  for (const std::string& name : fit.missing) {
+    const bool fine = name.ends_with("attn_k_b.weight") || name.ends_with("attn_v_b.weight") || name.ends_with("attn_kv_b.weight");
+    const auto at = std::find_if(planned.begin(), planned.end(), [&](const PlannedMatrix& p) { return p.matrix.name == name; });
+    const bool raise = fine && bits_per_weight(at->scheme, at->matrix.in) < 8.0;
+    if (raise) recipe.exact[name] = {Format::q8_0};
+    fmt::print(stderr, "warning: {}: no entry for {}: {}\n", file, name, raise ? "kept as q8_0" : "its errors are not weighted");
+  }
+  for (const std::string& line : fit.neutral) fmt::print(stderr, "warning: {}: {}: its errors are not weighted\n", file, line);
+  for (const std::string& name : fit.unknown) fmt::print(stderr, "warning: {}: {} is no tensor of this model\n", file, printable(name));
+  recipe.imatrix = std::move(imatrix);
+}
+
 void print_plan(const std::vector<PlannedMatrix>& planned) {
   std::string out;
   for (const PlannedMatrix& p : planned)
@@ -170,6 +189,7 @@ nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& ch
           {"--method", flags.method},
           {"--rule", flags.rules},
           {"--keep", flags.keep},
+          {"--imatrix", flags.imatrix},
           {"--damping", flags.damping},
           {"--no-act-order", flags.no_act_order},
           {"--quantized-inputs", flags.quantized_inputs},
@@ -195,8 +215,12 @@ Output open_output(const QuantizeFlags& flags, const Checkpoint& checkpoint, con
   options.done = out.run->result();
   options.saved = [run = out.run.get()](int layers_done, const LayerResult& result) { run->save(layers_done, result); };
   if (format == FileFormat::gguf) {
-    const std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
-                                                                    {"cachalot.quantize.type", flags.type}};
+    std::vector<std::pair<std::string, std::string>> metadata{{"cachalot.quantize.method", name_of(recipe.method)},
+                                                              {"cachalot.quantize.type", flags.type}};
+    if (recipe.imatrix) {
+      metadata.emplace_back("quantize.imatrix.file", flags.imatrix);
+      if (!recipe.imatrix->datasets.empty()) metadata.emplace_back("quantize.imatrix.dataset", recipe.imatrix->datasets.front());
+    }
     auto sink = std::make_unique<GgufSink>(checkpoint, flags.out, gguf_file_type(flags.type), metadata, out.run.get());
     options.written = [made = sink.get()]() -> const Checkpoint& { return made->written(); };
     out.sink = std::move(sink);
@@ -231,6 +255,7 @@ int quantize(QuantizeFlags flags) {
   Recipe recipe = recipe_of(flags, config);
   std::vector<std::string> notes;
   if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
+  if (!flags.imatrix.empty()) use_imatrix(flags.imatrix, config, recipe);
   if (flags.dry_run) {
     print_plan(plan(recipe, config));
     return kExitOk;
@@ -248,7 +273,7 @@ int quantize(QuantizeFlags flags) {
     const std::string file = checkpoint->chat_template_file();
     set = read_texts(flags, tokenizer, file.empty() ? tokenizer.chat_template() : file, config, recipe.method != Method::rtn);
   }
-  recipe.importance = set.calibration.n_windows() > 0;
+  recipe.importance = recipe.imatrix || set.calibration.n_windows() > 0;
   std::vector<std::string> names;
   for (const DomainStats& d : set.domains) names.push_back(d.domain);
   const bool live = !flags.quiet && stderr_is_terminal();
@@ -321,6 +346,8 @@ void add_quantize_command(CLI::App& app, Context& context) {
       ->type_name("NAME=FILE");
   command->add_option("--eval", flags->evaluation, "Text to measure the loss on, in place of the end of the calibration text")
       ->type_name("NAME=FILE");
+  command->add_option("--imatrix", flags->imatrix, "Importance matrix that weighs rounding errors, of llama-imatrix or cachalot imatrix")
+      ->type_name("FILE");
   command->add_flag("--chat", flags->chat, "Apply the model's chat template to the \"messages\" of .jsonl lines");
   command->add_option("--tokens", flags->tokens, "Calibration tokens, shared evenly among domains")->type_name("N")->default_str("65536");
   command->add_option("--window", flags->window, "Tokens of a window")

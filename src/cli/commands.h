@@ -28,6 +28,7 @@ void add_pack_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 void add_engine_benchmarks(CLI::App& bench, Context& context);  // subcommands of bench
 void add_quantize_command(CLI::App& app, Context& context);
+void add_imatrix_command(CLI::App& app, Context& context);
 void add_version_command(CLI::App& app, Context& context);
 
 }  // namespace cachalot

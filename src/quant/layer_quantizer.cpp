@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "model/mla_weights.h"
+#include "quant/imatrix.h"
 #include "quant/observe_ops.h"
 
 namespace cachalot {
@@ -26,6 +27,7 @@ LayerQuantizer::LayerQuantizer(const Checkpoint& base, const Config& config, Ops
 
 bool LayerQuantizer::needs_calibration() const {
   if (recipe_.method != Method::rtn) return true;
+  if (recipe_.imatrix) return false;
   return recipe_.importance && std::any_of(plan_.begin(), plan_.end(), [](const PlannedMatrix& p) {
            return p.matrix.name.starts_with("blk.") && !is_float(p.scheme.format) && p.scheme.format != Format::fp8_block &&
                   p.scheme.format != Format::q8_0;
@@ -90,7 +92,9 @@ void LayerQuantizer::record(const std::string& name, const ErrorSums& sums, bool
 ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vector<float>& values, const Moments* moments,
                                           const ErrorFeedback* feedback) {
   const LinearSource& s = stack.source();
-  const std::vector<float> importance = moments != nullptr ? moments->importance() : std::vector<float>{};
+  const std::vector<float> importance = recipe_.imatrix      ? recipe_.imatrix->importance(planned(s.name).matrix, m)
+                                        : moments != nullptr ? moments->importance()
+                                                             : std::vector<float>{};
   const bool weigh = !importance.empty() && (is_planar(s.format) || recipe_.importance);
   const std::vector<float> wanted = values;
   if (feedback != nullptr && stack.has_grid() && !moments->cross.empty())

@@ -14,8 +14,8 @@ constexpr int kChunkRows = 2048;
 
 }  // namespace
 
-LayerRunner::LayerRunner(Ops& ops, const Config& config, int window)
-    : ops_(ops), config_(config), window_(window), max_seqs_(std::max(1, kChunkRows / window)) {
+LayerRunner::LayerRunner(Ops& ops, const Config& config, int window, bool absorbed)
+    : ops_(ops), config_(config), window_(window), max_seqs_(std::max(1, kChunkRows / window)), absorbed_(absorbed) {
   CACHALOT_CHECK(ops.host_memory(), "{} has no host memory", ops.name());
   CACHALOT_CHECK(window > 0 && window <= config.max_positions, "windows of {} tokens", window);
   rope_table_ = ops.constant(rope_table(config.rope, window), window, config.rope.dim);
@@ -50,7 +50,7 @@ const Batch& LayerRunner::batch(int n_seqs) {
              *const table = kv_len + S;
   const int n_tokens = n_seqs * window_, blocks = (window_ + kBlockTokens - 1) / kBlockTokens;
   batch_ = {.n_tokens = n_tokens, .n_seqs = n_seqs, .max_q = window_, .max_kv = window_};
-  batch_.prefill = {0, n_tokens, 0, n_seqs};
+  (absorbed_ ? batch_.decode : batch_.prefill) = {0, n_tokens, 0, n_seqs};
   batch_.positions = View::vector(positions, DType::i32, n_tokens);
   batch_.slots = View::vector(slots, DType::i32, n_tokens);
   batch_.q_start = View::vector(q_start, DType::i32, n_seqs + 1);

@@ -25,8 +25,8 @@ struct TokenStream {
 
 class LayerRunner {
  public:
-  // `ops` must outlive this, and its memory be the host's.
-  LayerRunner(Ops& ops, const Config& config, int window);
+  // `ops` must outlive this, and its memory be the host's. absorbed: MLA in its absorbed form, not in the expanded one.
+  LayerRunner(Ops& ops, const Config& config, int window, bool absorbed = false);
 
   // Rows that the calls below take at once: whole windows.
   [[nodiscard]] int chunk_rows() const { return max_seqs_ * window_; }
@@ -50,6 +50,7 @@ class LayerRunner {
   Ops& ops_;
   const Config& config_;
   int window_, max_seqs_;
+  bool absorbed_;
   Constant rope_table_;
   KvLayer kv_;
   Buffer k_, v_;

@@ -21,6 +21,8 @@ class ObserveOps final : public Ops {
   void watch(const Linear& w, int id) { ids_[{w.packed.get(), w.first}] = id; }
   void forget() { ids_.clear(); }
   void set_sink(Sink sink) { sink_ = std::move(sink); }
+  // Shows the normed latents of MLA as well: what kv_b reads. In the absorbed form it is never applied.
+  void set_latent_sink(std::function<void(View latent)> sink) { latent_sink_ = std::move(sink); }
 
   [[nodiscard]] const char* name() const override { return inner_.name(); }
   [[nodiscard]] DType activation() const override { return inner_.activation(); }
@@ -44,9 +46,15 @@ class ObserveOps final : public Ops {
     observe(x, gate_up);
     inner_.linear_swiglu(x, gate_up, h);
   }
-  void head_linear(View x, const Linear& w, View y) override { inner_.head_linear(x, w, y); }
+  void head_linear(View x, const Linear& w, View y) override {
+    observe(x, w);
+    inner_.head_linear(x, w, y);
+  }
   void rope(View qk, View pos, const Rope& rope) override { inner_.rope(qk, pos, rope); }
-  void mla_prologue(const MlaPrologue& p) override { inner_.mla_prologue(p); }
+  void mla_prologue(const MlaPrologue& p) override {
+    inner_.mla_prologue(p);
+    if (latent_sink_) latent_sink_(p.row.cols(0, p.dims.kv_rank));
+  }
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override { inner_.kv_write(kv, batch, k, v); }
   void attend(const Attn& attn, View q, View out) override { inner_.attend(attn, q, out); }
   void gather_rows(View x, View ids, View y) override { inner_.gather_rows(x, ids, y); }
@@ -66,6 +74,7 @@ class ObserveOps final : public Ops {
 
   Ops& inner_;
   Sink sink_;
+  std::function<void(View)> latent_sink_;
   std::map<std::pair<const Packed*, int>, int> ids_;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "quant/scheme.h"
 
 namespace cachalot {
+
+class ImportanceMatrix;  // quant/imatrix.h
 
 enum class Method : uint8_t { rtn, awq, gptq, awq_gptq };
 const char* name_of(Method method);
@@ -24,10 +27,11 @@ struct SchemeRule {
 struct Recipe {
   Method method = Method::rtn;
   Scheme scheme{Format::int4_planar, 128, false};
-  std::vector<SchemeRule> rules;          // before `scheme`
-  std::map<std::string, Scheme> exact;    // before the rules: what a search decided
-  RangeSearch search = RangeSearch::fit;  // of planar groups
-  bool importance = true;                 // weigh errors of block formats by the inputs' mean squares
+  std::vector<SchemeRule> rules;                    // before `scheme`
+  std::map<std::string, Scheme> exact;              // before the rules: what a search decided
+  RangeSearch search = RangeSearch::fit;            // of planar groups
+  bool importance = true;                           // weigh errors of block formats by the inputs' mean squares
+  std::shared_ptr<const ImportanceMatrix> imatrix;  // where these come from, if not from the calibration text
   GptqOptions gptq;
   bool meet_earlier_errors =
       true;                      // AWQ, GPTQ: aim at the unquantized model's outputs, on the inputs that the quantized layers before give
