@@ -25,7 +25,19 @@ struct PerplexityOptions {
   int max_windows = 0;                                                    // 0: all
   int bos_id = -1;                                                        // -1: the method runs without BOS
   std::function<void(int done, int total, double running_ppl)> progress;  // after each window
+  std::function<void(std::span<const float> logits)> on_scored;           // logits of each scored position, in order
 };
+// "windows, 512 tokens, with BOS"
+std::string describe(const PerplexityOptions& options);
+
+// One window as a method cuts it: position p of `input`, from `first` on, predicts targets[p], where there is one.
+struct ScoredWindow {
+  std::vector<int> input, targets;
+  int first = 0;
+};
+// Throws Error when the text is shorter than one window. available: windows that the text has.
+std::vector<ScoredWindow> scored_windows(const Decoder& decoder, std::span<const int> tokens, const PerplexityOptions& options,
+                                         int& available);
 
 struct PerplexityResult {
   double mean_nll = 0.0;   // nats per scored token

@@ -1,0 +1,13 @@
+// The subcommands of `cachalot eval`, by subject.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace cachalot {
+
+void add_eval_text_commands(CLI::App& eval, Context& context);    // ppl, kld
+void add_eval_chat_commands(CLI::App& eval, Context& context);    // turns
+void add_eval_needle_command(CLI::App& eval, Context& context);   // needle
+void add_eval_compare_command(CLI::App& eval, Context& context);  // compare
+
+}  // namespace cachalot
