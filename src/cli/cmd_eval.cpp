@@ -64,6 +64,9 @@ void add_eval_command(CLI::App& app, Context& context) {
   command->require_subcommand(1);
 
   add_eval_text_commands(*command, context);
+  add_eval_turns_command(*command, context);
+  add_eval_needle_command(*command, context);
+  add_eval_compare_command(*command, context);
   CLI::App* logits = command->add_subcommand("logits", "Logits of all positions of a token sequence");
   auto logits_flags = std::make_shared<LogitsFlags>();
   add_model_flags(*logits, logits_flags->model);

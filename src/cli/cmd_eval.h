@@ -5,9 +5,9 @@
 
 namespace cachalot {
 
-void add_eval_text_commands(CLI::App& eval, Context& context);    // ppl, kld
-void add_eval_chat_commands(CLI::App& eval, Context& context);    // turns
-void add_eval_needle_command(CLI::App& eval, Context& context);   // needle
-void add_eval_compare_command(CLI::App& eval, Context& context);  // compare
+void add_eval_text_commands(CLI::App& eval, Context& context);  // ppl, kld
+void add_eval_turns_command(CLI::App& eval, Context& context);
+void add_eval_needle_command(CLI::App& eval, Context& context);
+void add_eval_compare_command(CLI::App& eval, Context& context);
 
 }  // namespace cachalot

@@ -72,6 +72,11 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("PATH")
       ->required()
       ->group(group);
+  add_device_flags(command, flags);
+}
+
+void add_device_flags(CLI::App& command, ModelFlags& flags) {
+  const char* group = "Model";
   command.add_option("--tokenizer", flags.tokenizer, "Take the tokenizer from here: tokenizer.json, directory, or GGUF file")
       ->type_name("PATH")
       ->group(group);

@@ -24,6 +24,8 @@ struct ModelFlags {
 };
 // -m, --device, -t, --pin, --numa: for every command that runs a model.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+// Those without -m.
+void add_device_flags(CLI::App& command, ModelFlags& flags);
 // --kv-cache-dtype, --block-size.
 void add_kv_flags(CLI::App& command, ModelFlags& flags);
 // Those, -c and --prefill-chunk: for commands that generate.

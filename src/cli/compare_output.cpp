@@ -1,0 +1,191 @@
+// Markdown, JSON and SVG of a comparison.
+#include "cli/compare_output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/text_units.h"
+
+namespace cachalot {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string speed_text(const ComparedModel& m) {
+  if (m.prefill_rate <= 0.0) return "";
+  return fmt::format(" {} | {:.1f} | {:.1f} |", seconds_text(m.ttft_seconds), m.prefill_rate, m.decode_rate);
+}
+
+Json domain_json(const ComparedDomain& d) {
+  return {{"domain", d.domain}, {"tokens", d.tokens},     {"ppl", d.ppl},       {"ppl_ratio", d.ppl_ratio},
+          {"kl", d.kl},         {"kl_error", d.kl_error}, {"kl_p99", d.kl_p99}, {"top1", d.top1}};
+}
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) switch (c) {
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '&': out += "&amp;"; break;
+      case '"': out += "&quot;"; break;
+      default: out += c;
+    }
+  return out;
+}
+
+// A step of 1, 2 or 5 times a power of ten that cuts `span` into about `n` parts.
+double tick_step(double span, int n) {
+  const double raw = span / n, power = std::pow(10.0, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (raw <= factor * power) return factor * power;
+  return 10.0 * power;
+}
+
+// The plot's area in pixels, and where figures lie in it.
+struct Plot {
+  static constexpr double kLeft = 70, kRight = 700, kTop = 40, kBottom = 360;
+  double x_low = 0.0, x_high = 1.0;   // bytes
+  double y_low = -3.0, y_high = 0.0;  // log10 of KL
+
+  [[nodiscard]] double x(double bytes) const { return kLeft + (bytes - x_low) / (x_high - x_low) * (kRight - kLeft); }
+  [[nodiscard]] double y(double kl) const { return kBottom - (std::log10(kl) - y_low) / (y_high - y_low) * (kBottom - kTop); }
+};
+
+// Mean KL as it is drawn: a model that hardly differs is put at the lower edge.
+constexpr double kLeastKl = 1e-7;
+double drawn_kl(const ComparedModel& m) { return std::max(m.all.kl, kLeastKl); }
+
+Plot plot_of(const Comparison& c) {
+  Plot plot;
+  double most = 0.0, least = 1e300, low = 1e300, high = 0.0;
+  for (const ComparedModel& m : c.models) {
+    most = std::max(most, m.file_bytes);
+    least = std::min(least, m.file_bytes);
+    if (m.is_base) continue;
+    low = std::min(low, drawn_kl(m));
+    high = std::max(high, drawn_kl(m));
+  }
+  const double margin = std::max(0.08 * (most - least), 0.02 * most);
+  plot.x_low = std::max(0.0, least - margin);
+  plot.x_high = most + margin;
+  if (high > 0.0) {
+    plot.y_low = std::floor(std::log10(low) - 0.1);
+    plot.y_high = std::max(plot.y_low + 1.0, std::ceil(std::log10(high) + 0.1));
+  }
+  return plot;
+}
+
+}  // namespace
+
+std::string comparison_markdown(const Comparison& c) {
+  const bool timed = std::any_of(c.models.begin(), c.models.end(), [](const ComparedModel& m) { return m.prefill_rate > 0.0; });
+  std::string out = fmt::format("Against {}; text: {}", c.base, c.method);
+  if (timed) out += fmt::format("; speed: {} tokens read, {} generated, one request on {}", c.prompt, c.generated, c.device);
+  out += ".\n\n| model | type | file | memory | bits/weight |";
+  if (timed) out += " TTFT | prefill t/s | decode t/s |";
+  out += " perplexity | ratio | mean KL | 99% KL | same top 1 |\n| --- | --- | ---: | ---: | ---: |";
+  if (timed) out += " ---: | ---: | ---: |";
+  out += " ---: | ---: | ---: | ---: | ---: |\n";
+  for (const ComparedModel& m : c.models) {
+    out += fmt::format("| {} | {} | {} | {} | {:.3f} |{} {:.4f} |", m.name, m.type, bytes_text(m.file_bytes), bytes_text(m.memory_bytes),
+                       m.bits_per_weight, speed_text(m), m.all.ppl);
+    out += m.is_base ? " 1 | base | | |\n"
+                     : fmt::format(" {:.4f} | {:.5f} ± {:.5f} | {:.4f} | {:.2f}% |\n", m.all.ppl_ratio, m.all.kl, m.all.kl_error,
+                                   m.all.kl_p99, 100.0 * m.all.top1);
+  }
+  if (c.models[0].domains.size() < 2) return out;
+  out += "\nMean KL, and perplexity ratio, by domain:\n\n| model |";
+  for (const ComparedDomain& d : c.models[0].domains) out += fmt::format(" {} |", d.domain);
+  out += "\n| --- |";
+  for (size_t i = 0; i < c.models[0].domains.size(); ++i) out += " ---: |";
+  out += "\n";
+  for (const ComparedModel& m : c.models) {
+    if (m.is_base) continue;
+    out += fmt::format("| {} |", m.name);
+    for (const ComparedDomain& d : m.domains) out += fmt::format(" {:.5f}, {:.4f} |", d.kl, d.ppl_ratio);
+    out += "\n";
+  }
+  return out;
+}
+
+Json comparison_json(const Comparison& c) {
+  Json out{{"base", c.base},     {"method", c.method},       {"device", c.device},
+           {"prompt", c.prompt}, {"generated", c.generated}, {"models", Json::array()}};
+  for (const ComparedModel& m : c.models) {
+    Json model{{"name", m.name},
+               {"path", m.path},
+               {"is_base", m.is_base},
+               {"type", m.type},
+               {"file_bytes", m.file_bytes},
+               {"memory_bytes", m.memory_bytes},
+               {"bits_per_weight", m.bits_per_weight}};
+    if (m.prefill_rate > 0.0) {
+      model["ttft_seconds"] = m.ttft_seconds;
+      model["prefill_tokens_per_second"] = m.prefill_rate;
+      model["decode_tokens_per_second"] = m.decode_rate;
+    }
+    model.update(domain_json(m.all));
+    model.erase("domain");
+    for (const ComparedDomain& d : m.domains) model["domains"].push_back(domain_json(d));
+    out["models"].push_back(std::move(model));
+  }
+  return out;
+}
+
+std::string comparison_svg(const Comparison& c) {
+  const Plot plot = plot_of(c);
+  std::string out =
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 410\" role=\"img\" font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<title>File size against mean KL divergence</title>\n"
+      "<style>\n"
+      ":root{--ink:#1b1f24;--faint:#d0d7de;--mark:#0b62c4;--page:#ffffff}\n"
+      "@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--faint:#3d444d;--mark:#5cb0ff;--page:#0d1117}}\n"
+      ".page{fill:var(--page)}text{fill:var(--ink)}.grid{stroke:var(--faint)}.axis{stroke:var(--ink)}.mark{fill:var(--mark)}\n"
+      ".base{stroke:var(--mark);stroke-dasharray:4 4}\n"
+      "</style>\n<rect class=\"page\" width=\"720\" height=\"410\"/>\n";
+  const auto text = [&](double x, double y, const char* anchor, const std::string& what) {
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped(what));
+  };
+  const auto line = [&](const char* style, double x1, double y1, double x2, double y2) {
+    out += fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", style, x1, y1, x2, y2);
+  };
+  for (double decade = plot.y_low; decade <= plot.y_high + 1e-9; decade += 1.0) {
+    const double kl = std::pow(10.0, decade), y = plot.y(kl);
+    line("grid", Plot::kLeft, y, Plot::kRight, y);
+    text(Plot::kLeft - 8, y + 4, "end", fmt::format("{:g}", kl));
+  }
+  const double step = tick_step(plot.x_high - plot.x_low, 6);
+  for (double bytes = std::ceil(plot.x_low / step) * step; bytes <= plot.x_high; bytes += step) {
+    line("grid", plot.x(bytes), Plot::kTop, plot.x(bytes), Plot::kBottom);
+    text(plot.x(bytes), Plot::kBottom + 18, "middle", bytes_text(bytes));
+  }
+  line("axis", Plot::kLeft, Plot::kTop, Plot::kLeft, Plot::kBottom);
+  line("axis", Plot::kLeft, Plot::kBottom, Plot::kRight, Plot::kBottom);
+  text(Plot::kLeft, 20, "start", "Mean KL divergence from " + c.base + ", nats (lower is better)");
+  text((Plot::kLeft + Plot::kRight) / 2, 402, "middle", "file size (smaller is better)");
+
+  std::vector<const ComparedModel*> shown;
+  for (const ComparedModel& m : c.models) {
+    if (!m.is_base) shown.push_back(&m);
+    if (m.is_base) {
+      line("base", plot.x(m.file_bytes), Plot::kTop, plot.x(m.file_bytes), Plot::kBottom);
+      const bool right = plot.x(m.file_bytes) > (Plot::kLeft + Plot::kRight) / 2;
+      text(plot.x(m.file_bytes) + (right ? -6 : 6), Plot::kBottom - 8, right ? "end" : "start", m.name);
+    }
+  }
+  std::sort(shown.begin(), shown.end(), [](const ComparedModel* a, const ComparedModel* b) { return drawn_kl(*a) < drawn_kl(*b); });
+  double last_y = 1e9;
+  for (const ComparedModel* m : shown) {
+    const double x = plot.x(m->file_bytes), y = plot.y(drawn_kl(*m));
+    out += fmt::format("<circle class=\"mark\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/>\n", x, y);
+    const double label = std::min(y + 4, last_y - 13);  // names of models that lie close go above each other
+    const bool right = x > Plot::kRight - 140;
+    text(right ? x - 9 : x + 9, label, right ? "end" : "start", m->name);
+    last_y = label;
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace cachalot
