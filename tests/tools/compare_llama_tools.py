@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares `cachalot imatrix`, `eval ppl` and `eval kld` with llama.cpp's own tools on the same model and text.
 
-usage: compare_llama_tools.py CACHALOT LLAMA_BIN MODEL TEXT [--type Q4_K_M] [--chunks N] [--work DIR]
+usage: compare_llama_tools.py CACHALOT LLAMA_BIN MODEL TEXT [--type Q4_K_M] [--chunks N] [--threads N] [--work DIR]
 
 CACHALOT is our program, LLAMA_BIN the folder of llama-imatrix, llama-quantize and llama-perplexity, MODEL a safetensors folder. Both run on
 F32 weights, since llama.cpp rounds activations to 8 bits where weights are quantized. Prints
@@ -32,6 +32,7 @@ parser.add_argument("model")
 parser.add_argument("text")
 parser.add_argument("--type", default="Q4_K_M")
 parser.add_argument("--chunks", type=int, default=8)
+parser.add_argument("--threads", type=int, default=0)
 parser.add_argument("--work")
 args = parser.parse_args()
 work = args.work or tempfile.mkdtemp()
@@ -58,7 +59,7 @@ def tensors(file):
     return {t.name: t for t in GGUFReader(file).tensors}
 
 
-exact = ["-fa", "off", "-ctk", "f32", "-ctv", "f32", "-c", "512", "-b", "512", "-ub", "512"]
+exact = ["-fa", "off", "-ctk", "f32", "-ctv", "f32", "-c", "512", "-b", "512", "-ub", "512", "-t", str(os.cpu_count() if args.threads == 0 else args.threads)]
 chunks = str(args.chunks)
 run(args.cachalot, "convert", "-m", args.model, "-o", path("f32.gguf"), "--type", "f32", "--force", "-q")
 
@@ -76,8 +77,9 @@ for name in names:
         continue
     counts = name.replace(".in_sum2", ".counts")
     a, b = theirs[name].data.astype(np.float64), ours[name].data.astype(np.float64)
-    if a.shape != b.shape:
+    if a.size != b.size:
         sys.exit(f"{name}: shapes {a.shape} and {b.shape}")
+    b = b.reshape(a.shape)
     moved += np.abs(theirs[counts].data - ours[counts].data).sum() / 2
     of += theirs[counts].data.sum()
     differences.append((np.abs(a - b).sum() / a.sum(), name))
