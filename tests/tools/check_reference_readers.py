@@ -2,7 +2,7 @@
 """Are the quantized files of this project what other projects read, and the other way round?
 
     python3 tests/tools/check_reference_readers.py --cachalot build/cpu/bin/cachalot --model build/cpu/testdata/tiny-v2 \\
-        --dense build/cpu/testdata/golden/qwen2
+        --dense build/cpu/testdata/golden/qwen2 --gguf-model build/cpu/testdata/tiny-v3
 
 Ours to theirs: `cachalot quantize` writes the model in each format; the format's own package unpacks every quantized tensor, and the
 values must be those that `cachalot convert --type f32` reads from the same directory, bit for bit (products of f16 scales are taken in f32).
@@ -346,7 +346,7 @@ def check_transformers(arguments):
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
         run([arguments.cachalot, "quantize", "-m", arguments.dense, "-o", scratch / "ours", "--format", "compressed-tensors", "--type",
-             f"int4-g{arguments.group}-zp", "-q"])
+             f"int4-g{arguments.group}-sym", "-q"])  # with zero points transformers 5.24 expects them unpacked, unlike its own packer
         ours = Ours(arguments.cachalot, scratch / "ours", scratch)
         plain = AutoModelForCausalLM.from_pretrained(arguments.dense, dtype=torch.float32)
         for module_name, module in plain.named_modules():
@@ -366,7 +366,7 @@ def check_llama_cpp(arguments):
         return skip("llama.cpp loads q4_k_m", error)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.gguf"
-        run([arguments.cachalot, "quantize", "-m", arguments.model, "-o", path, "--type", "q4_k_m", "-q"])
+        run([arguments.cachalot, "quantize", "-m", arguments.gguf_model or arguments.model, "-o", path, "--type", "q4_k_m", "-q"])
         llama = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False)
         llama.eval(list(range(5, 37)))
         report("llama.cpp loads q4_k_m", f"finite logits of {llama.n_tokens} tokens", bool(np.isfinite(llama.scores[:32]).all()))
@@ -377,6 +377,8 @@ def main():
     parser.add_argument("--cachalot", type=pathlib.Path, required=True)
     parser.add_argument("--model", type=pathlib.Path, required=True, help="a directory of bf16 weights")
     parser.add_argument("--dense", type=pathlib.Path, help="a directory of a small model without experts, not of llama's kind")
+    parser.add_argument("--gguf-model", type=pathlib.Path, help="for llama.cpp, which takes DeepSeek-V2 models without q_lora_rank only at"
+                        " 26 or 27 layers")
     parser.add_argument("--group", type=int, default=32)
     arguments = parser.parse_args()
     model, group = arguments.model, arguments.group
