@@ -1,10 +1,17 @@
 // EventHub.
 #include "server/event_hub.h"
 
+#include <algorithm>
+#include <functional>
 #include <iterator>
 #include <utility>
 
 namespace cachalot::server {
+namespace {
+
+constexpr size_t kSlice = 1024;  // events: some milliseconds
+
+}  // namespace
 
 EventHub::EventHub(Engine& engine, std::vector<Post> posts, std::function<void(int)> after_batch) : engine_(engine) {
   for (size_t i = 0; i < posts.size(); ++i) {
@@ -45,18 +52,41 @@ void EventHub::hand_over(const std::shared_ptr<Lane>& lane) {
     std::move(lane->collected.begin(), lane->collected.end(), std::back_inserter(lane->ready));
   lane->collected.clear();
   if (std::exchange(lane->posted, true)) return;
-  lane->post([lane] { deliver(*lane); });
+  lane->post([lane] { deliver(lane); });
 }
 
-void EventHub::deliver(Lane& lane) {
-  std::vector<Item> items;
-  {
-    const std::lock_guard lock(lane.mutex);
-    items.swap(lane.ready);
+void EventHub::deliver(const std::shared_ptr<Lane>& shared) {
+  Lane& lane = *shared;
+  if (lane.done == lane.batch.size()) {
+    lane.batch.clear();
+    lane.done = 0;
+    {
+      const std::lock_guard lock(lane.mutex);
+      lane.batch.swap(lane.ready);
+    }
+    // A request's events stand together, so that no slice ends within them and each is written to once.
+    if (lane.batch.size() > kSlice)
+      std::stable_sort(lane.batch.begin(), lane.batch.end(),
+                       [](const Item& a, const Item& b) { return std::less<>()(a.sink.get(), b.sink.get()); });
+  }
+  const EventSink* last = nullptr;
+  for (size_t n = 0; lane.done < lane.batch.size() && (n < kSlice || lane.batch[lane.done].sink.get() == last); ++n) {
+    const Item item = std::move(lane.batch[lane.done++]);
+    last = item.sink.get();
+    item.sink->on_event(item.choice, item.event);
+  }
+  const bool more = lane.done < lane.batch.size();
+  if (!more) {
+    lane.batch.clear();
+    lane.done = 0;
+  }
+  lane.after_batch();
+  const std::lock_guard lock(lane.mutex);
+  if (more || !lane.ready.empty()) {
+    if (lane.post) lane.post([shared] { deliver(shared); });
+  } else {
     lane.posted = false;
   }
-  for (const Item& item : items) item.sink->on_event(item.choice, item.event);
-  lane.after_batch();
 }
 
 }  // namespace cachalot::server

@@ -44,11 +44,14 @@ class EventHub {
     std::mutex mutex;
     std::vector<Item> ready;
     bool posted = false;
-    Post post;  // under the mutex; empty once the hub is gone
+    // Being delivered; the I/O thread's only. In slices, so that under load new connections and requests still come to their turn.
+    std::vector<Item> batch;
+    size_t done = 0;  // of the batch
+    Post post;        // under the mutex; empty once the hub is gone
     std::function<void()> after_batch;
   };
   static void hand_over(const std::shared_ptr<Lane>& lane);
-  static void deliver(Lane& lane);
+  static void deliver(const std::shared_ptr<Lane>& lane);
 
   Engine& engine_;
   std::vector<std::shared_ptr<Lane>> lanes_;
