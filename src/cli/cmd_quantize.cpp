@@ -35,7 +35,7 @@ struct QuantizeFlags {
   int64_t tokens = 65536;
   double damping = 0.01, target_bits = 0.0, target_ppl = 0.0, shard_gigabytes = 5.0;
   bool resume = false, force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false,
-       quantized_inputs = false, no_act_order = false, dry_run = false;
+       quantized_inputs = false, no_act_order = false, dry_run = false, measure = false, span = false;
 };
 
 Method method_of(const std::string& name) {
@@ -69,7 +69,10 @@ Recipe recipe_of(const QuantizeFlags& flags, const Config& config) {
   Recipe recipe;
   recipe.method = method_of(flags.method);
   const bool gguf = format_of(flags) == FileFormat::gguf;
-  recipe.split_kv_b = config.mla && gguf;
+  // Only GGUF has kv_b in halves; a type that no GGUF file holds is measured as the other formats store it.
+  const auto single = scheme_of_name(flags.type);
+  recipe.split_kv_b = config.mla && gguf && !(single && info(single->format).gguf_type < 0);
+  if (flags.span) recipe.search = RangeSearch::span;
   recipe.min_expert_tokens = flags.min_expert_tokens;
   recipe.all_experts = flags.all_experts;
   recipe.meet_earlier_errors = !flags.quantized_inputs;
@@ -260,8 +263,14 @@ int quantize(QuantizeFlags flags) {
     print_plan(plan(recipe, config));
     return kExitOk;
   }
-  if (flags.out.empty()) fail("-o: expected a place to write to");
-  if (!flags.force && std::filesystem::exists(flags.out)) fail("{}: is there already; --force replaces it", flags.out);
+  if (flags.measure) {
+    if (!flags.out.empty()) fail("--measure: writes no file, found -o as well");
+    if (flags.domains.empty() && flags.calibration.empty() && flags.evaluation.empty())
+      fail("--measure: expected text, by --domain or --eval");
+  } else if (flags.out.empty()) {
+    fail("-o: expected a place to write to");
+  }
+  if (!flags.force && !flags.measure && std::filesystem::exists(flags.out)) fail("{}: is there already; --force replaces it", flags.out);
   const auto ops = make_ops(flags.device, {.n_threads = flags.threads});
   if (!ops->host_memory()) fail("--device: quantize runs on the CPU for now");
   ThreadPool pool(flags.threads);
@@ -290,9 +299,12 @@ int quantize(QuantizeFlags flags) {
   }
   LayerQuantizer quantizer(*checkpoint, config, *ops, pool, recipe, flags.window);
   QuantizeOptions options{.keep = false, .progress = progress};
-  const Output output = open_output(flags, *checkpoint, recipe, hash_of(set, quantizer.planned()), options);
+  Output output;
+  if (!flags.measure) output = open_output(flags, *checkpoint, recipe, hash_of(set, quantizer.planned()), options);
+  std::vector<QuantizeSink*> sinks;
+  if (output.sink) sinks.push_back(output.sink.get());
   const QuantizeReport report =
-      quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, {output.sink.get()}, options);
+      quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, sinks, options);
   if (live) fmt::print(stderr, "\r\x1b[K");
   if (const auto* gguf = dynamic_cast<const GgufSink*>(output.sink.get())) notes = gguf->result().notes;
   for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
@@ -377,12 +389,14 @@ void add_quantize_command(CLI::App& app, Context& context) {
       ->default_str("0.01");
   command->add_flag("--no-act-order", flags->no_act_order, "GPTQ: columns in their own order");
   command->add_flag("--quantized-inputs", flags->quantized_inputs, "GPTQ: do not aim at the unquantized model's outputs");
+  command->add_flag("--span", flags->span, "Integer groups and FP8 blocks: scales from the largest weight, not the best fit");
   command->add_flag("--all-experts", flags->all_experts, "Calibrate every expert on every token, unrouted ones at a small weight");
   command->add_option("--min-expert-tokens", flags->min_expert_tokens, "An expert with fewer routed tokens is filled up with others'")
       ->type_name("N")
       ->check(number_between(0, 1 << 30))
       ->default_str("256");
   command->add_option("--report", flags->report, "Write NAME.md and NAME.json")->type_name("NAME");
+  command->add_flag("--measure", flags->measure, "Write no file: only report what would be lost");
   command->add_flag("--dry-run", flags->dry_run, "Print which tensor becomes what, and stop");
   command->add_option("--tokenizer", flags->tokenizer, "In place of the model's own")->type_name("PATH");
   command->add_option("-t,--threads", flags->threads, "Threads; 0: one per core")

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/float_formats.h"
 
 namespace cachalot {
 namespace {
@@ -26,7 +27,10 @@ Nearest nearest_on(const MatrixGrid& grid, size_t at, float value) {
   const float v = (value - offset) / scale;
   int code = 0;
   float level = 0.0f;
-  if (grid.levels == nullptr) {
+  if (grid.e4m3) {
+    code = f32_to_e4m3(v);
+    level = e4m3_to_f32(static_cast<uint8_t>(code));
+  } else if (grid.levels == nullptr) {
     level = std::nearbyint(std::clamp(v, 0.0f, static_cast<float>(grid.n_codes - 1)));
     code = static_cast<int>(level);
   } else {
@@ -127,7 +131,7 @@ void ErrorFeedback::choose_codes(QuantizedStack& stack, int m, std::span<const f
   CACHALOT_CHECK(grid.in == n_ && values.size() == static_cast<size_t>(grid.out) * static_cast<size_t>(n_), "[{}, {}] for {} inputs",
                  grid.out, grid.in, n_);
   const auto N = static_cast<size_t>(n_);
-  const size_t n_runs = N / static_cast<size_t>(grid.run);
+  const size_t n_runs = grid.n_runs();
   pool.run((grid.out + kLanes - 1) / kLanes, [&](int task, int) {
     const int first = task * kLanes, rows = std::min(kLanes, grid.out - first);
     std::vector<float> error(N * kLanes);  // d_j of each row, in processing order

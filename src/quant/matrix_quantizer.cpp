@@ -2,6 +2,7 @@
 #include "quant/matrix_quantizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -72,6 +73,50 @@ GroupRange search_range(const float* values, const float* importance, int n, int
   return best;
 }
 
+// To the nearest E4M3 value, ties to even: adding 1.5 * 2^23 steps leaves no bits for a fraction of a step.
+float nearest_e4m3(float v) {
+  const float magnitude = std::min(std::fabs(v), 448.0f);
+  const float octave = std::max(std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) & 0x7f800000u), 0x1p-6f);
+  const float magic = octave * (0x1p-3f * 12582912.0f);
+  return std::copysign((magnitude + magic) - magic, v);
+}
+
+// Squared error of rows of `cols` (`in` apart) in units of `scale`, each column weighted.
+double fp8_error(const float* values, int rows, int cols, int in, const float* importance, float scale) {
+  const float inverse = 1.0f / scale;
+  double sum = 0.0;
+  for (int r = 0; r < rows; ++r, values += in) {
+    float error[kFp8Block];
+    for (int k = 0; k < cols; ++k) {
+      const float d = values[k] - scale * nearest_e4m3(values[k] * inverse);
+      error[k] = (importance != nullptr ? importance[k] : 1.0f) * d * d;
+    }
+    for (int k = 0; k < cols; ++k) sum += static_cast<double>(error[k]);
+  }
+  return sum;
+}
+
+// The scale of one FP8 block. A float's grid looks the same an octave on, so an octave of scales is all there is to try; shorter ones clip.
+float fp8_scale(const float* values, int rows, int cols, int in, const float* importance, RangeSearch search) {
+  float largest = 0.0f;
+  for (int r = 0; r < rows; ++r)
+    for (int k = 0; k < cols; ++k) largest = std::max(largest, std::fabs(values[static_cast<ptrdiff_t>(r) * in + k]));
+  const float span = largest / 448.0f;
+  if (!(span > 0.0f) || !std::isfinite(span) || search == RangeSearch::span) return span;
+  constexpr int kSteps = 12, kShorter = 2;
+  float best = span;
+  double best_error = fp8_error(values, rows, cols, in, importance, span);
+  for (int i = -kShorter; i < kSteps; ++i) {
+    const float scale = span * std::exp2(static_cast<float>(i) / kSteps);
+    const double error = i == 0 ? best_error : fp8_error(values, rows, cols, in, importance, scale);
+    if (error < best_error) {
+      best_error = error;
+      best = scale;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 QuantizedStack::QuantizedStack(std::string name, const Scheme& scheme, int n_matrices, int out, int in) : scheme_(scheme) {
@@ -111,16 +156,34 @@ void QuantizedStack::round_planar_row(int m, int row, const float* values, std::
   write_codes(m, row, codes.data());
 }
 
+// 128 rows, the last band perhaps fewer.
+void QuantizedStack::round_fp8_band(int m, int band, const float* values, std::span<const float> importance, RangeSearch search) {
+  const WeightBytes& matrix = source_.matrices[static_cast<size_t>(m)];
+  const int first = band * kFp8Block, rows = std::min(kFp8Block, source_.out - first), in = source_.in;
+  const int n_blocks = (in + kFp8Block - 1) / kFp8Block;
+  auto* const scales = reinterpret_cast<float*>(const_cast<std::byte*>(matrix.scales.data())) + static_cast<ptrdiff_t>(band) * n_blocks;
+  auto* const codes = const_cast<std::byte*>(matrix.data.data());
+  for (int b = 0; b < n_blocks; ++b) {
+    const int column = b * kFp8Block, cols = std::min(kFp8Block, in - column);
+    const float* const from = values + static_cast<ptrdiff_t>(first) * in + column;
+    const float scale = fp8_scale(from, rows, cols, in, importance.empty() ? nullptr : importance.data() + column, search);
+    scales[b] = scale;
+    for (int r = 0; r < rows; ++r)
+      for (int k = 0; k < cols; ++k)
+        codes[static_cast<ptrdiff_t>(first + r) * in + column + k] =
+            std::byte{scale > 0.0f ? f32_to_e4m3(from[static_cast<ptrdiff_t>(r) * in + k] / scale) : uint8_t{0}};
+  }
+}
+
 void QuantizedStack::round_to_nearest(int m, std::span<const float> values, std::span<const float> importance, RangeSearch search,
                                       ThreadPool& pool) {
   const auto in = static_cast<size_t>(source_.in);
   CACHALOT_CHECK(values.size() == static_cast<size_t>(source_.out) * in && (importance.empty() || importance.size() == in));
   const WeightBytes& matrix = source_.matrices[static_cast<size_t>(m)];
   auto* const data = const_cast<std::byte*>(matrix.data.data());
-  if (scheme_.format == Format::fp8_block) {
-    auto* const scales = reinterpret_cast<float*>(const_cast<std::byte*>(matrix.scales.data()));
-    return quantize_fp8_block(values.data(), source_.out, source_.in, data, scales);
-  }
+  if (scheme_.format == Format::fp8_block)
+    return pool.run((source_.out + kFp8Block - 1) / kFp8Block,
+                    [&](int band, int) { round_fp8_band(m, band, values.data(), importance, search); });
   constexpr int kRowsPerTask = 8;
   const size_t bytes = row_bytes(scheme_.format, source_.in);
   pool.run((source_.out + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
@@ -154,6 +217,17 @@ MatrixGrid QuantizedStack::grid(int m) const {
     }
     return grid;
   }
+  if (scheme_.format == Format::fp8_block) {
+    grid.run = kFp8Block;
+    grid.n_codes = 256;
+    grid.e4m3 = true;
+    const size_t n = grid.n_runs();
+    grid.offset.resize(static_cast<size_t>(source_.out) * n);
+    grid.scale.resize(grid.offset.size());
+    for (size_t o = 0; o < static_cast<size_t>(source_.out); ++o)
+      std::memcpy(&grid.scale[o * n], matrix.scales.data() + o / kFp8Block * n * sizeof(float), n * sizeof(float));
+    return grid;
+  }
   const CodeInfo codes = code_info(scheme_.format);
   const FormatInfo& block = info(scheme_.format);
   grid.run = codes.run;
@@ -172,7 +246,7 @@ MatrixGrid QuantizedStack::grid(int m) const {
 void QuantizedStack::write_codes(int m, int row, const uint8_t* codes) {
   const size_t bytes = row_bytes(scheme_.format, source_.in);
   auto* to = const_cast<std::byte*>(source_.matrices[static_cast<size_t>(m)].data.data()) + static_cast<size_t>(row) * bytes;
-  if (scheme_.format == Format::int8_planar) {
+  if (scheme_.format == Format::int8_planar || scheme_.format == Format::fp8_block) {
     std::memcpy(to, codes, bytes);
   } else if (scheme_.format == Format::int4_planar) {
     for (size_t i = 0; i < bytes; ++i) to[i] = static_cast<std::byte>(codes[2 * i] | (codes[2 * i + 1] << 4));

@@ -16,13 +16,15 @@ namespace cachalot {
 struct MatrixGrid {
   int out = 0, in = 0, run = 0, n_codes = 0;
   const float* levels = nullptr;     // [n_codes] ascending, or null: the code itself
-  std::vector<float> scale, offset;  // [out, in / run]
+  bool e4m3 = false;                 // the level is the code read as E4M3
+  std::vector<float> scale, offset;  // [out, n_runs]
+  [[nodiscard]] size_t n_runs() const { return static_cast<size_t>((in + run - 1) / run); }
 };
 
-// How the scale of a planar group is found. (Block formats always fit; see tensor/run_fit.h.)
+// How the scale of a planar group or an FP8 block is found. (Block formats always fit; see tensor/run_fit.h.)
 enum class RangeSearch : uint8_t {
   span,  // from the smallest to the largest weight of the group
-  fit,   // the narrower span that leaves the least error, weighted by importance: clipping
+  fit,   // the span that leaves the least error, weighted by importance: a narrower one clips, FP8 also tries wider ones within an octave
 };
 
 class QuantizedStack {
@@ -32,8 +34,8 @@ class QuantizedStack {
 
   // Rounds matrix m, values [out, in], to nearest: scales and codes. importance [in], or empty; see quantize_row.
   void round_to_nearest(int m, std::span<const float> values, std::span<const float> importance, RangeSearch search, ThreadPool& pool);
-  // Whether codes can be chosen apart from scales: not with plain floats and FP8.
-  [[nodiscard]] bool has_grid() const { return is_planar(scheme_.format) || n_codes_ > 0; }
+  // Whether codes can be chosen apart from scales: not with plain floats.
+  [[nodiscard]] bool has_grid() const { return is_planar(scheme_.format) || scheme_.format == Format::fp8_block || n_codes_ > 0; }
   // The grid of matrix m as stored by now.
   [[nodiscard]] MatrixGrid grid(int m) const;
   // Replaces the codes of one row of matrix m, [in].
@@ -46,6 +48,7 @@ class QuantizedStack {
 
  private:
   void round_planar_row(int m, int row, const float* values, std::span<const float> importance, RangeSearch search);
+  void round_fp8_band(int m, int band, const float* values, std::span<const float> importance, RangeSearch search);
 
   Scheme scheme_;
   int n_codes_ = 0;

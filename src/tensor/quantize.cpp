@@ -69,6 +69,9 @@ void q8_0(const float* in, uint8_t* block) {
   for (int e = 0; e < kBlock; ++e) block[2 + e] = static_cast<uint8_t>(truncate_to(std::round(in[e] * id), -127, 127));
 }
 
+// Formats with one simple rule that every writer follows when there is no importance.
+bool has_reference_rule(Format format) { return format >= Format::q4_0 && format <= Format::q8_0; }
+
 }  // namespace
 
 bool can_quantize(Format format) {
@@ -87,6 +90,7 @@ void quantize_row(Format format, const float* in, int64_t n, std::byte* out) {
   CACHALOT_CHECK(can_quantize(format), "{} cannot be written", entry.name);
   CACHALOT_CHECK(n >= 0 && n % entry.block_elems == 0, "{} elements in blocks of {}", n, entry.block_elems);
   auto* block = reinterpret_cast<uint8_t*>(out);
+  if (has_block_codes(format) && !has_reference_rule(format)) return quantize_weighted(format, in, nullptr, n, block);
   for (int64_t i = 0; i < n; i += entry.block_elems, in += entry.block_elems, block += entry.block_bytes) {
     switch (format) {
       case Format::f32: store(block, *in); break;
@@ -96,8 +100,7 @@ void quantize_row(Format format, const float* in, int64_t n, std::byte* out) {
       case Format::q4_1: affine(in, 4, block); break;
       case Format::q5_0: symmetric(in, 5, block); break;
       case Format::q5_1: affine(in, 5, block); break;
-      case Format::q8_0: q8_0(in, block); break;
-      default: quantize_weighted(format, in, nullptr, entry.block_elems, block); break;
+      default: q8_0(in, block); break;
     }
   }
 }

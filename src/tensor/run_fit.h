@@ -1,170 +1,188 @@
-// Fits the scale (and offset) of one run of N weights to a set of levels by weighted least squares: candidates of the scale around the one
-// that just spans the run, each followed by the exact solution for the codes that it gives. Private to src/tensor.
-// Sums are trees over N lanes, so that they vectorise and still have one order everywhere.
+// Fits the scale (and offset) of runs of N weights to a set of levels by weighted least squares, 16 runs at a time: candidates of the scale
+// around the one that just spans the run, each followed by the exact solution for the codes that it gives. Private to src/tensor.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "tensor/dequant.h"
+#include "tensor/lanes.h"
 
 namespace cachalot {
 
-// To the nearest integer, ties to even, for |value| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction.
-inline float round_even(float value) {
-  constexpr float kMagic = 12582912.0f;
-  return (value + kMagic) - kMagic;
-}
-
+// Element j of 16 runs, and the weights of their errors.
 template <int N>
-float tree_sum(float (&v)[N]) {
-  for (int n = N / 2; n > 0; n /= 2)
-    for (int j = 0; j < n; ++j) v[j] += v[j + n];
-  return v[0];
-}
+struct Runs {
+  Lanes x[N], w[N];
+};
 
-// Codes 0 .. top of x = scale * code + offset, kept as floats.
-template <int N>
-void affine_codes(const float* x, float scale, float offset, float top, float (&q)[N]) {
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  for (int j = 0; j < N; ++j) q[j] = std::min(std::max(round_even(std::min((x[j] - offset) * inverse, 1e6f)), 0.0f), top);
+// ---- x = scale * code + offset, codes 0 .. top ----
+
+CACHALOT_LANES_INLINE Lanes affine_code(Lanes x, Lanes inverse, Lanes offset, Lanes top) {
+  return round_even(clamped((x - offset) * inverse, spread(0.0f), top));
 }
 
 // Weighted squared error when codes are chosen for (scale, offset).
 template <int N>
-float affine_error(const float* x, const float* w, float scale, float offset, float top) {
-  float q[N], e[N];
-  affine_codes<N>(x, scale, offset, top, q);
+CACHALOT_LANES_INLINE Lanes affine_error(const Runs<N>& runs, Lanes scale, Lanes offset, float top) {
+  const Lanes inverse = inverse_or_zero(scale), last = spread(top);
+  Lanes error = spread(0.0f);
   for (int j = 0; j < N; ++j) {
-    const float r = x[j] - (scale * q[j] + offset);
-    e[j] = w[j] * r * r;
+    const Lanes r = runs.x[j] - (scale * affine_code(runs.x[j], inverse, offset, last) + offset);
+    error += runs.w[j] * r * r;
   }
-  return tree_sum(e);
+  return error;
 }
 
 struct AffineFit {
-  float scale = 0.0f, offset = 0.0f, error = 0.0f;
+  Lanes scale, offset, error;
 };
 
-// The least-squares scale and offset for the codes that (scale, offset) gives; offset at most 0 when `offset_below_zero`.
+// Sums over a run that do not depend on codes.
+struct RunSums {
+  Lanes w, wx;
+};
 template <int N>
-AffineFit solve_affine(const float* x, const float* w, AffineFit from, float top, bool offset_below_zero) {
-  float q[N], sw[N], swq[N], swqq[N], swx[N], swqx[N];
-  affine_codes<N>(x, from.scale, from.offset, top, q);
+CACHALOT_LANES_INLINE RunSums run_sums(const Runs<N>& runs) {
+  RunSums s{spread(0.0f), spread(0.0f)};
   for (int j = 0; j < N; ++j) {
-    const float wq = w[j] * q[j];
-    sw[j] = w[j];
-    swq[j] = wq;
-    swqq[j] = wq * q[j];
-    swx[j] = w[j] * x[j];
-    swqx[j] = wq * x[j];
+    s.w += runs.w[j];
+    s.wx += runs.w[j] * runs.x[j];
   }
-  const float W = tree_sum(sw), Q = tree_sum(swq), QQ = tree_sum(swqq), X = tree_sum(swx), QX = tree_sum(swqx);
-  const float determinant = W * QQ - Q * Q;
-  if (determinant <= 0.0f) return from;
-  AffineFit to{(W * QX - Q * X) / determinant, (QQ * X - Q * QX) / determinant};
-  if (offset_below_zero && to.offset > 0.0f) to = {QQ > 0.0f ? QX / QQ : 0.0f, 0.0f};
-  if (!(to.scale > 0.0f)) return from;
+  return s;
+}
+
+// The least-squares scale and offset for the codes that (scale, offset) gives, with the error of the nearest codes for them; offset at
+// most 0 when `below_zero`. Where there is no solution the error is huge.
+template <int N>
+CACHALOT_LANES_INLINE AffineFit solve_affine(const Runs<N>& runs, const RunSums& sums, Lanes scale, Lanes offset, float top,
+                                             bool below_zero) {
+  const Lanes inverse = inverse_or_zero(scale), last = spread(top), zero = spread(0.0f);
+  Lanes q1 = zero, q2 = zero, qx = zero;
+  for (int j = 0; j < N; ++j) {
+    const Lanes q = affine_code(runs.x[j], inverse, offset, last), wq = runs.w[j] * q;
+    q1 += wq;
+    q2 += wq * q;
+    qx += wq * runs.x[j];
+  }
+  const Lanes determinant = sums.w * q2 - q1 * q1;
+  const Lanes divisor = determinant > zero ? determinant : spread(1.0f);
+  AffineFit to{(sums.w * qx - q1 * sums.wx) / divisor, (q2 * sums.wx - q1 * qx) / divisor, spread(1e38f)};
+  if (below_zero) {
+    to.scale = to.offset > zero ? qx / (q2 > zero ? q2 : spread(1.0f)) : to.scale;
+    to.offset = to.offset > zero ? zero : to.offset;
+  }
+  const Lanes error = affine_error(runs, to.scale, to.offset, top);
+  to.error = determinant > zero ? error : to.error;
+  to.error = to.scale > zero ? to.error : spread(1e38f);
   return to;
 }
 
+CACHALOT_LANES_INLINE void keep_better(AffineFit& best, const AffineFit& other) {
+  best.scale = other.error < best.error ? other.scale : best.scale;
+  best.offset = other.error < best.error ? other.offset : best.offset;
+  best.error = smaller(other.error, best.error);
+}
+
 template <int N>
-AffineFit fit_affine(const float* x, const float* w, int n_codes, bool offset_below_zero) {
+CACHALOT_LANES_INLINE AffineFit fit_affine(const Runs<N>& runs, int n_codes, bool below_zero) {
   const float top = static_cast<float>(n_codes - 1);
-  float low = x[0], high = x[0];
+  Lanes low = runs.x[0], high = runs.x[0];
   for (int j = 1; j < N; ++j) {
-    low = std::min(low, x[j]);
-    high = std::max(high, x[j]);
+    low = smaller(low, runs.x[j]);
+    high = larger(high, runs.x[j]);
   }
-  if (offset_below_zero) low = std::min(low, 0.0f);
-  AffineFit best{(high - low) / top, low};
-  if (!(high > low)) {
-    best.scale = 0.0f;
-    best.error = affine_error<N>(x, w, 0.0f, low, top);
-    return best;
-  }
-  best.error = affine_error<N>(x, w, best.scale, best.offset, top);
+  if (below_zero) low = smaller(low, spread(0.0f));
+  const RunSums sums = run_sums(runs);
+  AffineFit best{(high - low) / top, low, spread(1e38f)};
   // A finer grid than the span asks for clips the ends, a coarser one leaves codes unused; few codes gain more from clipping, at both ends.
   const bool few = n_codes <= 4;
   const int n_steps = few ? 14 : 18, n_lows = few ? 4 : 1;
   const float first = few ? -0.8f : -1.0f, step = 0.15f;
   for (int c = 0; c < n_lows; ++c) {
-    const float from = low + (high - low) * 0.08f * static_cast<float>(c);
-    for (int i = 0; i < n_steps; ++i) {
-      const float codes = top + first + step * static_cast<float>(i);
-      AffineFit fit =
-          solve_affine<N>(x, w, {(high - from) / codes, std::min(from, offset_below_zero ? 0.0f : from)}, top, offset_below_zero);
-      fit.error = affine_error<N>(x, w, fit.scale, fit.offset, top);
-      if (fit.error < best.error) best = fit;
-    }
+    const Lanes from = low + (high - low) * (0.08f * static_cast<float>(c));
+    const Lanes offset = below_zero ? smaller(from, spread(0.0f)) : from;
+    for (int i = 0; i < n_steps; ++i)
+      keep_better(best, solve_affine(runs, sums, (high - from) / (top + first + step * static_cast<float>(i)), offset, top, below_zero));
   }
-  for (int i = 0; i < 3; ++i) {
-    AffineFit fit = solve_affine<N>(x, w, best, top, offset_below_zero);
-    fit.error = affine_error<N>(x, w, fit.scale, fit.offset, top);
-    if (!(fit.error < best.error)) break;
-    best = fit;
-  }
+  for (int i = 0; i < 2; ++i) keep_better(best, solve_affine(runs, sums, best.scale, best.offset, top, below_zero));
+  const AffineFit flat{spread(0.0f), low, spread(0.0f)};
+  best.scale = high > low ? best.scale : flat.scale;
+  best.offset = high > low ? best.offset : flat.offset;
   return best;
 }
+
+// ---- x = scale * level ----
 
 // Levels low, low + 1, .. high.
 struct UniformLevels {
   float low, high;
-  [[nodiscard]] float nearest(float v) const { return std::min(std::max(round_even(std::min(std::max(v, -1e6f), 1e6f)), low), high); }
+  int n_steps;  // candidates on each side of the scale that puts the largest weight on an end
+  bool both_ends;
+  CACHALOT_LANES_INLINE Lanes nearest(Lanes v) const { return round_even(clamped(v, spread(low), spread(high))); }
 };
 
 // IQ4's levels.
 struct Iq4LevelSet {
   float low = -127.0f, high = 113.0f;
-  [[nodiscard]] float nearest(float v) const {
-    float level = static_cast<float>(kIq4Levels[0]);
-    for (int i = 1; i < 16; ++i) {
-      const float middle = 0.5f * static_cast<float>(kIq4Levels[i - 1] + kIq4Levels[i]);
-      level = v > middle ? static_cast<float>(kIq4Levels[i]) : level;
-    }
+  int n_steps = 6;
+  bool both_ends = true;
+  // A comparison is a product that is cut off: masks would have to be kept for all levels.
+  CACHALOT_LANES_INLINE static Lanes step_at(Lanes v, int i, float height) {
+    const float middle = 0.5f * static_cast<float>(kIq4Levels[i - 1] + kIq4Levels[i]);
+    return clamped((v - middle) * 1e6f, spread(0.0f), spread(height));
+  }
+  CACHALOT_LANES_INLINE Lanes nearest(Lanes v) const {
+    Lanes level = spread(low);
+#pragma GCC unroll 15
+    for (int i = 1; i < 16; ++i) level += step_at(v, i, static_cast<float>(kIq4Levels[i] - kIq4Levels[i - 1]));
     return level;
+  }
+  CACHALOT_LANES_INLINE static Lanes code(Lanes v) {
+    Lanes code = spread(0.0f);
+#pragma GCC unroll 15
+    for (int i = 1; i < 16; ++i) code += step_at(v, i, 1.0f);
+    return round_even(code);
   }
 };
 
 // Weighted squared error of x = scale * level.
 template <int N, typename Levels>
-float scaled_error(const float* x, const float* w, float scale, const Levels& levels) {
-  const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-  float e[N];
+CACHALOT_LANES_INLINE Lanes scaled_error(const Runs<N>& runs, Lanes scale, const Levels& levels) {
+  const Lanes inverse = inverse_or_zero(scale);
+  Lanes error = spread(0.0f);
   for (int j = 0; j < N; ++j) {
-    const float r = x[j] - scale * levels.nearest(x[j] * inverse);
-    e[j] = w[j] * r * r;
+    const Lanes r = runs.x[j] - scale * levels.nearest(runs.x[j] * inverse);
+    error += runs.w[j] * r * r;
   }
-  return tree_sum(e);
+  return error;
 }
 
-// The scale, of either sign, that fits best. Sxx - Sxl^2 / Sll is the error of the best scale for given levels l, so the gain is compared.
+// The best scale for the levels that x * inverse is nearest to, if it gains more than `best_gain`. Sxx - Sxl^2 / Sll is the error of the
+// best scale for given levels l, so the gain Sxl^2 / Sll is compared.
 template <int N, typename Levels>
-float fit_scale(const float* x, const float* w, const Levels& levels) {
-  float extreme = 0.0f;
-  for (int j = 0; j < N; ++j) extreme = std::fabs(x[j]) > std::fabs(extreme) ? x[j] : extreme;
-  if (extreme == 0.0f) return 0.0f;
-  float best_gain = -1.0f, best = 0.0f;
-  const auto consider = [&](float inverse) {
-    float xl[N], ll[N];
-    for (int j = 0; j < N; ++j) {
-      const float l = levels.nearest(x[j] * inverse);
-      xl[j] = w[j] * x[j] * l;
-      ll[j] = w[j] * l * l;
-    }
-    const float sum_xl = tree_sum(xl), sum_ll = tree_sum(ll);
-    if (!(sum_ll > 0.0f)) return false;
-    const float gain = sum_xl * sum_xl / sum_ll;
-    if (!(gain > best_gain)) return false;
-    best_gain = gain;
-    best = sum_xl / sum_ll;
-    return true;
-  };
-  constexpr int kSteps = 9;
-  for (const float end : {levels.low, levels.high})
-    for (int i = -kSteps; i <= kSteps; ++i) consider(end * (1.0f + 0.022f * static_cast<float>(i)) / extreme);
-  for (int i = 0; i < 3 && best != 0.0f; ++i)
-    if (!consider(1.0f / best)) break;
+CACHALOT_LANES_INLINE void consider_scale(const Runs<N>& runs, Lanes inverse, const Levels& levels, Lanes& best_gain, Lanes& best) {
+  const Lanes zero = spread(0.0f);
+  Lanes xl = zero, ll = zero;
+  for (int j = 0; j < N; ++j) {
+    const Lanes l = levels.nearest(runs.x[j] * inverse), wl = runs.w[j] * l;
+    xl += wl * runs.x[j];
+    ll += wl * l;
+  }
+  const Lanes scale = xl / (ll > zero ? ll : spread(1.0f)), gain = scale * xl;
+  best = gain > best_gain ? scale : best;
+  best_gain = larger(gain, best_gain);
+}
+
+// The scale, of either sign, that fits best.
+template <int N, typename Levels>
+CACHALOT_LANES_INLINE Lanes fit_scale(const Runs<N>& runs, const Levels& levels) {
+  Lanes extreme = spread(0.0f);
+  for (int j = 0; j < N; ++j) extreme = absolute(runs.x[j]) > absolute(extreme) ? runs.x[j] : extreme;
+  const Lanes unit = inverse_or_zero(extreme);
+  Lanes best_gain = spread(-1.0f), best = spread(0.0f);
+  const float width = 0.2f / static_cast<float>(levels.n_steps);
+  for (int end = 0; end < (levels.both_ends ? 2 : 1); ++end)
+    for (int i = -levels.n_steps; i <= levels.n_steps; ++i)
+      consider_scale(runs, (end == 0 ? levels.low : levels.high) * (1.0f + width * static_cast<float>(i)) * unit, levels, best_gain, best);
+  for (int i = 0; i < 2; ++i) consider_scale(runs, inverse_or_zero(best), levels, best_gain, best);
   return best;
 }
 

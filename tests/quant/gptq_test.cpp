@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
+#include "base/float_formats.h"
 #include "cpu/cpu_ops.h"
 #include "quant/awq.h"
 #include "support/support.h"
@@ -144,14 +146,38 @@ TEST(Gptq, ChoosesTheCodesOfTheOriginalFormulation) {
 
 TEST(Gptq, LeavesFarLessOutputErrorThanRounding) {
   Fixture f;
-  for (const Scheme& scheme : {Scheme{Format::int4_planar, 128, false}, Scheme{Format::int4_planar, 32, true}, Scheme{Format::q4_0},
-                               Scheme{Format::iq4_nl}, Scheme{Format::q5_1}, Scheme{Format::int8_planar, 0, false}}) {
+  for (const Scheme& scheme :
+       {Scheme{Format::int4_planar, 128, false}, Scheme{Format::int4_planar, 32, true}, Scheme{Format::q4_0}, Scheme{Format::iq4_nl},
+        Scheme{Format::q5_1}, Scheme{Format::int8_planar, 0, false}, Scheme{Format::fp8_block}}) {
     QuantizedStack rounded("w", scheme, 1, f.out, f.n), fed("w", scheme, 1, f.out, f.n);
     rounded.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
     fed.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
     ErrorFeedback(*f.ops, f.moments, {}).choose_codes(fed, 0, f.w, f.pool);
     EXPECT_LT(f.error(fed), 0.5 * f.error(rounded)) << name_of(scheme);
   }
+}
+
+// Blocks of 128 that the matrix does not fill, on both sides.
+TEST(Fp8, SpanIsTheReferenceAndFitIsNoWorse) {
+  constexpr int kOut = 150, kIn = 200;
+  ThreadPool pool{2};
+  const std::vector<float> w = random_floats(size_t{kOut} * kIn, 5, 0.05f);
+  QuantizedStack plain("w", {Format::fp8_block}, 1, kOut, kIn), fitted("w", {Format::fp8_block}, 1, kOut, kIn);
+  plain.round_to_nearest(0, w, {}, RangeSearch::span, pool);
+  fitted.round_to_nearest(0, w, {}, RangeSearch::fit, pool);
+  const LinearSource reference = make_linear_source("w", Format::fp8_block, w, 1, kOut, kIn);
+  EXPECT_TRUE(std::ranges::equal(plain.source().matrices[0].data, reference.matrices[0].data));
+  EXPECT_TRUE(std::ranges::equal(plain.source().matrices[0].scales, reference.matrices[0].scales));
+  EXPECT_LT(weighted_error(fitted, 0, w, {}).error, weighted_error(plain, 0, w, {}).error);
+  // The grid is what is read back.
+  const MatrixGrid grid = fitted.grid(0);
+  ASSERT_EQ(grid.n_runs(), 2u);
+  std::vector<uint8_t> codes(kIn);
+  for (size_t k = 0; k < kIn; ++k) codes[k] = static_cast<uint8_t>(k % 127);
+  fitted.write_codes(0, 140, codes.data());
+  std::vector<float> row(kIn);
+  fitted.dequant(0, 140, row.data());
+  for (size_t k = 0; k < kIn; ++k) EXPECT_FLOAT_EQ(row[k], grid.scale[140 * 2 + k / 128] * e4m3_to_f32(codes[k]));
 }
 
 TEST(Gptq, MeetsEarlierErrors) {

@@ -40,6 +40,16 @@ double relative_error(const std::vector<float>& x, const std::vector<float>& bac
   return std::sqrt(error / size);
 }
 
+// The same run in every lane, and what one lane of a result holds.
+Runs<16> runs_of(const std::vector<float>& x, const std::vector<float>& w) {
+  Runs<16> runs;
+  for (size_t j = 0; j < 16; ++j) {
+    runs.x[j] = spread(x[j]);
+    runs.w[j] = spread(w[j]);
+  }
+  return runs;
+}
+
 // Random bytes are a valid block of every format once its f16 fields are finite.
 TEST(BlockCodes, GridAndCodesAreWhatTheDecoderReads) {
   std::mt19937 random(5);
@@ -89,14 +99,15 @@ TEST(BlockEncoder, AffineFitIsNearExhaustiveSearch) {
       std::vector<float> w = test::random_floats(16, 80 + seed);
       for (float& v : w) v = v * v + 0.05f;
       const auto [low, high] = std::minmax_element(x.begin(), x.end());
+      const Runs<16> runs = runs_of(x, w);
       float best = std::numeric_limits<float>::max();
       for (int s = 40; s <= 120; ++s)
         for (int o = 0; o <= 160; ++o) {
           const float scale = (*high - *low) / static_cast<float>(n_codes - 1) * static_cast<float>(s) / 100.0f;
           const float offset = std::min(0.0f, *low + (*high - *low) * 0.4f * static_cast<float>(o - 20) / 140.0f);
-          best = std::min(best, affine_error<16>(x.data(), w.data(), scale, offset, static_cast<float>(n_codes - 1)));
+          best = std::min(best, affine_error(runs, spread(scale), spread(offset), static_cast<float>(n_codes - 1))[0]);
         }
-      ours += fit_affine<16>(x.data(), w.data(), n_codes, true).error;
+      ours += fit_affine(runs, n_codes, true).error[5];
       best_possible += best;
     }
     EXPECT_LT(ours, (n_codes == 4 ? 1.10 : 1.15) * best_possible) << n_codes << " codes";
@@ -104,14 +115,14 @@ TEST(BlockEncoder, AffineFitIsNearExhaustiveSearch) {
 }
 
 TEST(BlockEncoder, ScaleFitIsNearExhaustiveSearch) {
-  const UniformLevels three_bits{-4.0f, 3.0f};
+  const UniformLevels three_bits{-4.0f, 3.0f, 9, true};
   double ours = 0, best_possible = 0;
   for (uint64_t seed = 0; seed < 8; ++seed) {
     const std::vector<float> x = test::random_floats(16, 140 + seed), w(16, 1.0f);
+    const Runs<16> runs = runs_of(x, w);
     float best = std::numeric_limits<float>::max();
-    for (int s = -2000; s <= 2000; ++s)
-      best = std::min(best, scaled_error<16>(x.data(), w.data(), static_cast<float>(s) * 1e-3f, three_bits));
-    ours += scaled_error<16>(x.data(), w.data(), fit_scale<16>(x.data(), w.data(), three_bits), three_bits);
+    for (int s = -2000; s <= 2000; ++s) best = std::min(best, scaled_error(runs, spread(static_cast<float>(s) * 1e-3f), three_bits)[0]);
+    ours += scaled_error(runs, fit_scale(runs, three_bits), three_bits)[11];
     best_possible += best;
   }
   EXPECT_LT(ours, 1.03 * best_possible);
