@@ -34,6 +34,7 @@ struct QuantizeFlags {
   int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
   int64_t tokens = 65536;
   double damping = 0.01, target_bits = 0.0, target_ppl = 0.0, shard_gigabytes = 5.0;
+  uint64_t target_size = 0;
   bool resume = false, force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false,
        quantized_inputs = false, no_act_order = false, dry_run = false, measure = false, span = false;
 };
@@ -240,6 +241,22 @@ Output open_output(const QuantizeFlags& flags, const Checkpoint& checkpoint, con
   return out;
 }
 
+// What matrices of the layers may have when all matrices together take `bytes`.
+double bits_for_size(const std::vector<PlannedMatrix>& planned, uint64_t bytes) {
+  double rest = 8.0 * static_cast<double>(bytes), weights = 0.0;
+  for (const PlannedMatrix& p : planned) {
+    const auto n = static_cast<double>(p.matrix.n_weights());
+    if (p.matrix.name.starts_with("blk."))
+      weights += n;
+    else
+      rest -= n * bits_per_weight(p.scheme, p.matrix.in);
+  }
+  const double bits = rest / weights;
+  if (bits < 2.0)
+    fail("--target-size: {} bytes leave {:.2f} bits a weight beside embedding and head, expected at least 2", bytes, std::max(0.0, bits));
+  return bits;
+}
+
 int quantize(QuantizeFlags flags) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no further is an error like a full disk
   const FileFormat format = format_of(flags);
@@ -253,8 +270,9 @@ int quantize(QuantizeFlags flags) {
     viewed = std::move(checkpoint);
     checkpoint = make_hf_view(*viewed, config);
   }
-  if (format != FileFormat::gguf && (flags.target_bits > 0.0 || flags.target_ppl > 0.0))
-    fail("--target-bits and --target-ppl search mixes of block types, which only gguf files hold");
+  const bool searches = flags.target_bits > 0.0 || flags.target_ppl > 0.0 || flags.target_size > 0;
+  if (format != FileFormat::gguf && searches)
+    fail("--target-bits, --target-size and --target-ppl search mixes of block types, which only gguf files hold");
   Recipe recipe = recipe_of(flags, config);
   std::vector<std::string> notes;
   if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
@@ -289,10 +307,14 @@ int quantize(QuantizeFlags flags) {
   const auto progress = [&](int done, int total, const std::string& what) {
     if (live) fmt::print(stderr, "\r\x1b[Klayer {}/{}: {}", std::min(done + 1, total), total, what);
   };
-  if (flags.target_bits > 0.0 || flags.target_ppl > 0.0) {
+  if (searches) {
     MixGoal goal{.bits = flags.target_bits, .ppl_ratio = flags.target_ppl};
+    if (flags.target_size > 0) {
+      const double bits = bits_for_size(plan(recipe, config), flags.target_size);
+      goal.bits = goal.bits > 0.0 ? std::min(goal.bits, bits) : bits;
+    }
     const MixSearchResult mix = search_mix(*checkpoint, config, *ops, pool, recipe, set, goal, progress);
-    recipe.exact = mix.schemes;
+    for (const auto& [name, scheme] : mix.schemes) recipe.exact[name] = scheme;
     if (!flags.quiet)
       fmt::print(stderr, "{}mix: {:.3f} bits a weight, expected perplexity ratio {:.4f}\n", live ? "\r\x1b[K" : "", mix.bits,
                  mix.expected_ppl_ratio);
@@ -378,6 +400,11 @@ void add_quantize_command(CLI::App& app, Context& context) {
       ->add_option("--target-bits", flags->target_bits, "Search the mix of types: at most so many bits a weight, embedding and head aside")
       ->type_name("X")
       ->check(number_between(2, 16));
+  command
+      ->add_option("--target-size", flags->target_size,
+                   "Search the mix of types: all matrices together in at most so many bytes (700MB, 5GB; 1 kB is 1000 bytes)")
+      ->type_name("BYTES")
+      ->transform(CLI::AsSizeValue(true));
   command
       ->add_option("--target-ppl", flags->target_ppl,
                    "Search the mix of types: the smallest whose perplexity is at most X times the original's")

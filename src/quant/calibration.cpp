@@ -163,9 +163,21 @@ CalibrationSet make_calibration_set(const Tokenizer& tokenizer, const std::vecto
     for (int w = n - held_out; w < n; ++w) take(set.held_out, windows[d], w);
     set.domains[d].held_out = int64_t{held_out} * options.window;
   }
-  if (available < options.min_tokens)
-    fail("the calibration text has {} tokens in whole windows of {}, expected at least {}: statistics of fewer do not hold for other text",
-         available, options.window, options.min_tokens);
+  if (available < options.min_tokens) {
+    std::string files;
+    int64_t duplicates = 0;
+    for (const DomainStats& d : set.domains) {
+      files += (files.empty() ? "" : ", ") + d.file;
+      duplicates += d.duplicates;
+    }
+    fail("{}: {} tokens to calibrate on in whole windows of {}, expected at least {}: statistics of fewer do not hold for other text{}",
+         files, available, options.window, options.min_tokens,
+         duplicates > 0 ? fmt::format(" ({} repeated paragraphs were dropped)", duplicates) : "");
+  }
+  for (size_t d = 0; d < windows.size() && options.min_tokens > 0; ++d)
+    if (usable[d] == 0)
+      fail("{}: {} tokens, expected at least one window of {} beside what is held out: \"{}\" would not be calibrated on",
+           set.domains[d].file, set.domains[d].tokens, options.window, set.domains[d].domain);
   // Even shares, what small domains leave going to the others; within a domain windows are spread evenly.
   auto left = static_cast<int>(std::max<int64_t>(1, options.tokens / options.window));
   std::vector<size_t> order(windows.size());

@@ -45,7 +45,8 @@ struct CalibrationSet {
   std::vector<DomainStats> domains;
   TokenStream calibration, held_out;  // domain: index into `domains`
 };
-// Throws Error when all domains together give fewer than min_tokens, or one of them looks random.
+// Throws Error naming the files when all domains together give fewer than min_tokens, one of them looks random, or (unless min_tokens is 0)
+// one has no window.
 CalibrationSet make_calibration_set(const Tokenizer& tokenizer, const std::vector<DomainText>& texts, const CalibrationOptions& options);
 
 // Consecutive windows of a token sequence, each run alone behind BOS (perplexity's "windows" method), appended to `stream`.

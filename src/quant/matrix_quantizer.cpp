@@ -96,13 +96,14 @@ double fp8_error(const float* values, int rows, int cols, int in, const float* i
   return sum;
 }
 
-// The scale of one FP8 block. A float's grid looks the same an octave on, so an octave of scales is all there is to try; shorter ones clip.
+// The scale of one FP8 block; without importance the plain one of every writer. A float's grid looks the same an octave on, so an octave of
+// scales is all there is to try; shorter ones clip.
 float fp8_scale(const float* values, int rows, int cols, int in, const float* importance, RangeSearch search) {
   float largest = 0.0f;
   for (int r = 0; r < rows; ++r)
     for (int k = 0; k < cols; ++k) largest = std::max(largest, std::fabs(values[static_cast<ptrdiff_t>(r) * in + k]));
   const float span = largest / 448.0f;
-  if (!(span > 0.0f) || !std::isfinite(span) || search == RangeSearch::span) return span;
+  if (!(span > 0.0f) || !std::isfinite(span) || search == RangeSearch::span || importance == nullptr) return span;
   constexpr int kSteps = 12, kShorter = 2;
   float best = span;
   double best_error = fp8_error(values, rows, cols, in, importance, span);

@@ -24,7 +24,7 @@ struct MatrixGrid {
 // How the scale of a planar group or an FP8 block is found. (Block formats always fit; see tensor/run_fit.h.)
 enum class RangeSearch : uint8_t {
   span,  // from the smallest to the largest weight of the group
-  fit,   // the span that leaves the least error, weighted by importance: a narrower one clips, FP8 also tries wider ones within an octave
+  fit,   // the span that leaves the least error, weighted by importance: a narrower one clips, FP8 with importance also tries wider ones
 };
 
 class QuantizedStack {

@@ -19,6 +19,7 @@
 namespace cachalot::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TokenStream stream_of(const std::vector<int>& ids, int window, int domain = 0) {
@@ -185,7 +186,21 @@ TEST(Calibration, RefusesNoiseAndTooLittle) {
   EXPECT_THAT(error_of([&] {
                 (void)make_calibration_set(tokenizer, {{"few", "few.txt", {"a few words"}}}, {.window = 64, .bos_id = 0});
               }),
-              HasSubstr("expected at least 8192"));
+              HasSubstr("few.txt: 0 tokens to calibrate on in whole windows of 64, expected at least 8192"));
+  // A text that only repeats itself is too small, and the message says why.
+  const std::string paragraph = text_of("docs", "calib.txt").substr(0, 3000) + "\n\n";
+  std::string repeated;
+  for (int i = 0; i < 40; ++i) repeated += paragraph;
+  EXPECT_THAT(error_of([&] {
+                (void)make_calibration_set(tokenizer, {{"again", "again.txt", {repeated}}}, {.window = 64, .bos_id = 0});
+              }),
+              AllOf(HasSubstr("again.txt: "), HasSubstr("repeated paragraphs were dropped")));
+  // One text of several that gives nothing is an error of its own, not a domain silently left out.
+  EXPECT_THAT(error_of([&] {
+                (void)make_calibration_set(tokenizer, {{"docs", "docs.txt", {text_of("docs", "calib.txt")}}, {"none", "none.txt", {""}}},
+                                           {.window = 64, .bos_id = 0});
+              }),
+              HasSubstr("none.txt: "));
 }
 
 TEST(Calibration, ReadsJsonLines) {
