@@ -13,7 +13,6 @@ namespace cachalot {
 inline constexpr int kLanes = 16;
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));  // NOLINT(modernize-use-using): the attribute wants a typedef
 
-
 CACHALOT_LANES_INLINE Lanes spread(float value) {
   return Lanes{value, value, value, value, value, value, value, value, value, value, value, value, value, value, value, value};
 }
@@ -31,6 +30,5 @@ CACHALOT_LANES_INLINE Lanes inverse_or_zero(Lanes v) {
   const Lanes tiny = spread(1e-30f), size = absolute(v);
   return size > tiny ? 1.0f / (size > tiny ? v : tiny) : spread(0.0f);
 }
-
 
 }  // namespace cachalot
