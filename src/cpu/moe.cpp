@@ -135,7 +135,8 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   const auto n_slots = static_cast<size_t>(n_tokens) * static_cast<size_t>(routing.ids.n_cols());
   const CpuPacked &gate_up = packed_of(experts.gate_up), &down = packed_of(experts.down);
 
-  const auto [begin, order, top_k] = sort_slots(routing, n_experts);
+  const ExpertSlots slots = sort_slots(routing, n_experts);
+  const int *const begin = slots.begin, *const order = slots.order, top_k = slots.top_k;
   const bool shared = static_cast<bool>(experts.shared_gate_up);
   const size_t n_rows = n_slots + (shared ? static_cast<size_t>(n_tokens) : 0);
   const int inner = experts.down.in, shared_inner = shared ? experts.shared_down.in : 0;
