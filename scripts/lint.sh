@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the C++ sources: scripts/lint.sh format | includes | tidy BUILD_DIR [all|changed]
+# Checks the C++ sources: scripts/lint.sh format | includes | tidy BUILD_DIR [all|changed|FILE...]
 # `tidy changed` takes the files that differ from where this branch left origin/main, and those not yet committed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +28,7 @@ case "${1:-}" in
     ;;
   tidy)
     build=$2 files=$(sources 'src/*.cpp')
+    [[ ${3:-all} == all || $3 == changed ]] || files=$(printf '%s\n' "${@:3}")
     if [[ ${3:-all} == changed ]] && base=$(git merge-base HEAD origin/main 2>/dev/null); then
       changed=$({ git diff --name-only "$base"; git ls-files --others --exclude-standard; } | sort -u)
       files=$(comm -12 <(echo "$files" | sort) <(echo "$changed"))
@@ -39,7 +40,7 @@ case "${1:-}" in
     echo "clang-tidy: clean, $(wc -l <<<"$files") files"
     ;;
   *)
-    echo "usage: $0 format | includes | tidy BUILD_DIR [all|changed]" >&2
+    echo "usage: $0 format | includes | tidy BUILD_DIR [all|changed|FILE...]" >&2
     exit 2
     ;;
 esac
