@@ -63,6 +63,8 @@ FileFormat format_of(const QuantizeFlags& flags) {
   if (flags.format.empty()) return FileFormat::gguf;
   const auto format = file_format_of_name(flags.format);
   if (!format) fail("--format: found \"{}\", expected gguf, awq, gptq, gptq_v2, compressed-tensors or fp8", printable(flags.format));
+  if (*format != FileFormat::gguf && flags.out.ends_with(".gguf"))
+    fail("-o {}: --format {} makes a directory, whose name should not end in .gguf", printable(flags.out), flags.format);
   return *format;
 }
 

@@ -1,4 +1,4 @@
-// cachalot quantize on text that is no good: each refused with the reason, before any work.
+// cachalot quantize: text and names that are no good, each refused with the reason before any work; directories that other commands read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -61,6 +61,27 @@ TEST_F(QuantizeText, MistypedTextIsNamed) {
   EXPECT_THAT(refusal({"--calib", file("a.jsonl", "{\"text\": 5}\n")}), HasSubstr("a.jsonl: line 1: \"text\": found number"));
   EXPECT_THAT(refusal({"--calib", legal_, "-o", "x.gguf"}), HasSubstr("--measure: writes no file"));
   EXPECT_THAT(refusal({"--calib", legal_, "--type", "q4_k", "--target-size", "100kB"}), HasSubstr("--target-size: 100000 bytes leave"));
+}
+
+TEST(QuantizeFormats, DirectoriesAreReadByTheOtherCommands) {
+  const TempDir folder;
+  const std::string model = testdata("tiny-v2").string();
+  for (const std::string format : {"awq", "gptq", "gptq_v2", "compressed-tensors", "fp8"}) {
+    const std::string out = (folder.path() / format).string();
+    const ProgramResult written = run_program({"quantize", "-m", model, "-o", out, "--format", format});
+    ASSERT_EQ(written.code, 0) << format << ": " << written.err;
+    const ProgramResult answer = run_program({"run", "-m", out, "-p", "The history of", "-n", "4", "--temp", "0", "--json"});
+    EXPECT_EQ(answer.code, 0) << format << ": " << answer.err;
+    EXPECT_THAT(answer.out, HasSubstr("\"completion_tokens\":4")) << format;
+    // What is there already is not written over.
+    EXPECT_NE(run_program({"quantize", "-m", model, "-o", out, "--format", format}).code, 0) << format;
+  }
+}
+
+TEST(QuantizeFormats, ADirectoryIsNotNamedLikeAFile) {
+  const ProgramResult result = run_program({"quantize", "-m", testdata("tiny-v2").string(), "-o", "x.gguf", "--format", "awq"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("should not end in .gguf"));
 }
 
 }  // namespace
