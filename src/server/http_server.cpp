@@ -167,7 +167,7 @@ struct HttpServer::State {
   std::shared_ptr<ssl::context> tls;
   size_t next_thread = 0;
   int port = 0;
-  std::atomic<bool> stopped{false};  // read by the thread that accepts
+  std::atomic<bool> stopped{false};  // read by all threads
 };
 
 void HttpServer::State::listen() {
@@ -214,7 +214,7 @@ void HttpServer::State::accept(Acceptor& from) {
       // Out of descriptors, most likely: wait until some are free.
       accept_pause->expires_after(std::chrono::milliseconds(50));
       accept_pause->async_wait([this, &from](beast::error_code cancelled) {
-        if (!cancelled) accept(from);
+        if (!cancelled && !stopped) accept(from);
       });
       return;
     }
@@ -226,6 +226,7 @@ void HttpServer::State::accept(Acceptor& from) {
 }
 
 void HttpServer::State::take(Socket socket, IoThread& target) {
+  if (stopped) return;  // accepted too late for stop() to see and close it
   beast::error_code ignored;
   socket.non_blocking(true, ignored);
   const int on = 1;
@@ -247,7 +248,7 @@ void HttpServer::State::take(Socket socket, IoThread& target) {
 void HttpServer::State::sweep(IoThread& thread, asio::steady_timer& timer) {
   timer.expires_after(kSweepInterval);
   timer.async_wait([this, &thread, &timer](beast::error_code cancelled) {
-    if (cancelled) return;
+    if (cancelled || stopped) return;  // a timer that has run out already cannot be cancelled
     const auto now = Clock::now();
     // A sweep may close connections, which then leave the set.
     std::vector<std::shared_ptr<Connection>> all;
@@ -263,7 +264,7 @@ void HttpServer::State::tick(size_t index) {
   Periodic& p = periodic[index];
   p.timer->expires_after(p.interval);
   p.timer->async_wait([this, index](beast::error_code cancelled) {
-    if (cancelled) return;
+    if (cancelled || stopped) return;  // a timer that has run out already cannot be cancelled
     periodic[index].f();
     tick(index);
   });

@@ -4,9 +4,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <future>
 
+#include "server/http_server.h"
 #include "server/server_fixture.h"
 #include "support/support.h"
 
@@ -273,6 +276,20 @@ TEST(Http, ClientsThatGoAwayAreCancelled) {
   eventually([&] { return fixture.server().running_jobs() == 0; }, "no job is left");
   const std::string metrics = http_get(fixture.port(), "/metrics").body;
   EXPECT_THAT(metrics, testing::HasSubstr("finished_reason=\"abort\"} " + std::to_string(kClients)));
+}
+
+// A timer that has run out when the server stops must not start itself again.
+TEST(Http, StopsWhateverItsTimersAreDoing) {
+  for (int i = 0; i < 30; ++i) {
+    server::HttpServer http(
+        {.port = 0, .io_threads = 1}, [](auto&, const auto&) {}, [](auto, auto) {});
+    std::atomic<int> n_ticks = 0;
+    for (int t = 0; t < 4; ++t) http.every(0.0, [&] { ++n_ticks; });
+    http.start();
+    eventually([&] { return n_ticks > 20; }, "timers run");
+    auto stopped = std::async(std::launch::async, [&] { http.stop(); });
+    ASSERT_EQ(stopped.wait_for(std::chrono::seconds(30)), std::future_status::ready) << "in round " << i;
+  }
 }
 
 TEST(Http, SlowReadersAreGivenUp) {

@@ -124,7 +124,7 @@ void StubEngine::step(std::unique_lock<std::mutex>& lock) {
   for (auto& queue : waiting_) {  // cancelled before they had a place
     std::erase_if(queue, [&](auto& entry) {
       if (entry.second->cancelled) now.push_back(entry);
-      return entry.second->cancelled;
+      return entry.second->cancelled.load();
     });
   }
   const bool held = options_.held;

@@ -1,6 +1,7 @@
 // An Engine without a model, for tests and load measurements: every running request gets its next scripted token in each step.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -50,7 +51,7 @@ class StubEngine : public Engine {
     Request request;
     OnEvent on_event;
     int n_output = 0;
-    bool cancelled = false;
+    std::atomic<bool> cancelled = false;  // set under the lock, read by the loop without it
     std::chrono::steady_clock::time_point submitted, first;
   };
   void loop();
