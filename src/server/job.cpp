@@ -247,9 +247,9 @@ void Job::post_abort() {
   home_->post([self = shared_from_this()] { self->abort(); });
 }
 
-void Job::post_failure(const ApiError& error) {
-  home_->post([self = shared_from_this(), error] {
-    if (!self->ended_) self->fail(error);
+void Job::post_failure(ApiError (*make)()) {
+  home_->post([self = shared_from_this(), make] {
+    if (!self->ended_) self->fail(make());
   });
 }
 

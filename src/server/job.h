@@ -47,8 +47,8 @@ class Job : public EventSink, public std::enable_shared_from_this<Job> {
   // Ends with what there is: streams get finish_reason "abort" and a proper end.
   void abort();
   void post_abort();  // the same, from any thread
-  // Ends with an error, a stream with an error event. Any thread.
-  void post_failure(const ApiError& error);
+  // Ends with an error, which is made on its own thread; a stream with an error event. Any thread.
+  void post_failure(ApiError (*make)());
 
  private:
   void take_token(Choice& choice, const TokenEvent& event);

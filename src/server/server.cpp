@@ -155,7 +155,7 @@ void Server::Impl::fail_jobs(double stuck_seconds) {
   log_.write(LogLevel::error, "engine_given_up", [&](JsonWriter& json) {
     json.field("requests", static_cast<int64_t>(all.size())).field("last_step_age_seconds", stuck_seconds);
   });
-  for (const auto& job : all) job->post_failure(engine_stuck());
+  for (const auto& job : all) job->post_failure(engine_stuck);
 }
 
 void Server::Impl::wait() {
