@@ -11,6 +11,8 @@
 #include <random>
 #include <thread>
 
+#include "cli/xml_text.h"
+
 namespace cachalot {
 namespace {
 
@@ -132,16 +134,11 @@ std::string traffic_picture(const std::vector<TrafficPoint>& points, const std::
   most_y = most_y > 0.0 ? 1.15 * most_y : 1.0;
   const auto x = [&](double v) { return kLeft + v / most_x * (kWidth - kLeft - kRight); };
   const auto y = [&](double v) { return kHeight - kBottom - v / most_y * (kHeight - kTop - kBottom); };
-  const auto escaped = [](const std::string& text) {
-    std::string out;
-    for (const char c : text) out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-    return out;
-  };
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" font-family=\"system-ui, "
       "sans-serif\" font-size=\"12\">\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n<text x=\"{2}\" y=\"28\" font-size=\"15\">{3}</text>\n",
-      kWidth, kHeight, kLeft, escaped(title));
+      kWidth, kHeight, kLeft, xml_escaped(title));
   for (int i = 0; i <= 5; ++i) {
     const double vx = most_x * i / 5, vy = most_y * i / 5;
     out += fmt::format(
@@ -156,10 +153,10 @@ std::string traffic_picture(const std::vector<TrafficPoint>& points, const std::
   out +=
       fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">output tokens/s</text>\n", (x(0) + x(most_x)) / 2, kHeight - 16);
   out += fmt::format("<text transform=\"translate(20 {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}, ms</text>\n", (y(0) + y(most_y)) / 2,
-                     escaped(latency_name));
+                     xml_escaped(latency_name));
   for (const TrafficPoint& p : points)
     out += fmt::format("<circle cx=\"{0:.1f}\" cy=\"{1:.1f}\" r=\"4.5\" fill=\"#0b5c7d\"/><text x=\"{2:.1f}\" y=\"{3:.1f}\">{4}</text>\n",
-                       x(p.throughput), y(p.latency), x(p.throughput) + 8, y(p.latency) - 6, escaped(p.name));
+                       x(p.throughput), y(p.latency), x(p.throughput) + 8, y(p.latency) - 6, xml_escaped(p.name));
   return out + "</svg>\n";
 }
 

@@ -182,19 +182,13 @@ class Compare {
   Comparison out_;
 };
 
-void write_file(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
-}
-
 int compare(const CompareFlags& flags) {
   if (flags.text.method != "llama") fail("--method: compare scores as llama-perplexity does");
   if (flags.models.size() + (flags.base.empty() ? 0 : 1) < 2) fail("expected two models at least, or --base MODEL");
   const Comparison result = Compare(flags).run();
   const std::string markdown = comparison_markdown(result);
-  if (!flags.markdown.empty()) write_file(flags.markdown, markdown);
-  if (!flags.svg.empty()) write_file(flags.svg, comparison_svg(result));
+  if (!flags.markdown.empty()) write_atomically(flags.markdown, markdown);
+  if (!flags.svg.empty()) write_atomically(flags.svg, comparison_svg(result));
   write_out(flags.json ? comparison_json(result).dump(2) + "\n" : markdown);
   return kExitOk;
 }

@@ -35,8 +35,7 @@ PerplexityResult measure(const PerplexityFlags& flags, const LoadedModel& model,
   options.progress = window_progress(flags.quiet, "perplexity");
   std::unique_ptr<LogitFileWriter> writer;
   if (!flags.base_file.empty()) {
-    const int available = static_cast<int>(text.tokens.size()) / options.window;
-    const int n = options.max_windows > 0 ? std::min(options.max_windows, available) : available;
+    const int n = n_scored_windows(options, static_cast<int>(text.tokens.size()) / options.window);
     if (n == 0) fail("{}: {} tokens, fewer than one window of {}", text.file, text.tokens.size(), options.window);
     const std::span<const int> used = std::span(text.tokens).first(static_cast<size_t>(n) * static_cast<size_t>(options.window));
     writer = std::make_unique<LogitFileWriter>(flags.base_file, options.window, model.config.vocab, used);

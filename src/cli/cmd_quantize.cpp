@@ -336,11 +336,8 @@ int quantize(QuantizeFlags flags) {
   const ReportContext context{.model = flags.model, .out = flags.out, .type = flags.type, .recipe = recipe, .calibration = set.domains};
   const std::string json = report_json(report, context).dump(2) + "\n", markdown = report_markdown(report, context);
   if (!flags.report.empty()) {
-    for (const auto& [ending, text] : {std::pair<const char*, const std::string&>{".json", json}, {".md", markdown}}) {
-      AtomicFile file(flags.report + ending);
-      file.write(text);
-      file.commit();
-    }
+    write_atomically(flags.report + ".json", json);
+    write_atomically(flags.report + ".md", markdown);
   }
   if (flags.json)
     write_out(json);

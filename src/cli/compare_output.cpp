@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cli/text_units.h"
+#include "cli/xml_text.h"
 
 namespace cachalot {
 namespace {
@@ -21,18 +22,6 @@ std::string speed_text(const ComparedModel& m) {
 Json domain_json(const ComparedDomain& d) {
   return {{"domain", d.domain}, {"tokens", d.tokens},     {"ppl", d.ppl},       {"ppl_ratio", d.ppl_ratio},
           {"kl", d.kl},         {"kl_error", d.kl_error}, {"kl_p99", d.kl_p99}, {"top1", d.top1}};
-}
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) switch (c) {
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '&': out += "&amp;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
-    }
-  return out;
 }
 
 // A step of 1, 2 or 5 times a power of ten that cuts `span` into about `n` parts.
@@ -146,7 +135,7 @@ std::string comparison_svg(const Comparison& c) {
       ".base{stroke:var(--mark);stroke-dasharray:4 4}\n"
       "</style>\n<rect class=\"page\" width=\"720\" height=\"410\"/>\n";
   const auto text = [&](double x, double y, const char* anchor, const std::string& what) {
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped(what));
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, xml_escaped(what));
   };
   const auto line = [&](const char* style, double x1, double y1, double x2, double y2) {
     out += fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", style, x1, y1, x2, y2);

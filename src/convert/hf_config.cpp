@@ -17,12 +17,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxCompanion = 256u << 20;
 
-void write_text(const fs::path& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
-}
-
 // The tokenizer's files, defaults of generation, and model code that config.json may name.
 bool is_companion(const fs::path& path) {
   constexpr std::array<std::string_view, 12> kBeginnings = {
@@ -39,7 +33,7 @@ void copy_companions(const fs::path& from, const fs::path& to) {
   std::error_code error;
   for (auto entry = fs::directory_iterator(from, error); !error && entry != fs::directory_iterator(); entry.increment(error))
     if (entry->is_regular_file() && is_companion(entry->path()))
-      write_text(to / entry->path().filename(), read_text_file(entry->path(), kMaxCompanion));
+      write_atomically(to / entry->path().filename(), read_text_file(entry->path(), kMaxCompanion));
   if (error) fail("{}: cannot list the folder: {}", from.string(), error.message());
 }
 
@@ -146,8 +140,8 @@ void write_hf_companions(const fs::path& folder, const Checkpoint& original, con
   if (!from.empty() && !fs::is_directory(from, ignored)) from = from.parent_path();
   if (from.empty() && !text.empty()) from = ".";
   if (!from.empty()) copy_companions(from, folder);
-  write_text(folder / "config.json", json.dump(2) + "\n");
-  if (what.gptq_file) write_text(folder / "quantize_config.json", what.quantization.dump(2) + "\n");
+  write_atomically(folder / "config.json", json.dump(2) + "\n");
+  if (what.gptq_file) write_atomically(folder / "quantize_config.json", what.quantization.dump(2) + "\n");
 }
 
 }  // namespace cachalot

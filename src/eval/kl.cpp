@@ -12,7 +12,7 @@ DivergenceMeter divergence_from_file(Ops& ops, const Decoder& decoder, const Log
     fail("{}: a vocabulary of {}, but the model's has {}", base.name(), base.vocab(), decoder.config().vocab);
   if (base.window() > decoder.max_positions())
     fail("{}: windows of {} tokens, but the model runs at most {}", base.name(), base.window(), decoder.max_positions());
-  const int n = options.max_windows > 0 ? std::min(options.max_windows, base.n_windows()) : base.n_windows();
+  const int n = n_scored_windows(options, base.n_windows());
   const auto size = static_cast<size_t>(base.window());
   SequenceRunner runner(ops, decoder, base.window());
   DivergenceMeter meter;

@@ -19,7 +19,7 @@ std::vector<ScoredWindow> scored_windows(const Decoder& decoder, std::span<const
   if (window < least) fail("the window is {} tokens, expected at least {}", window, least);
   if (window > decoder.max_positions()) fail("the window is {} tokens, but the model runs at most {}", window, decoder.max_positions());
   available = static_cast<int>(tokens.size()) / window;
-  const int n = options.max_windows > 0 ? std::min(options.max_windows, available) : available;
+  const int n = n_scored_windows(options, available);
   if (n == 0) fail("the text has {} tokens, fewer than one window of {}", tokens.size(), window);
   const bool llama = options.method == PerplexityMethod::llama;
   std::vector<ScoredWindow> out;

@@ -1,6 +1,7 @@
 // Perplexity of a text under a model, by two methods that must not be compared with each other; every result carries its method's name.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <span>
 #include <string>
@@ -27,6 +28,10 @@ struct PerplexityOptions {
   std::function<void(int done, int total, double running_ppl)> progress;  // after each window
   std::function<void(std::span<const float> logits)> on_scored;           // logits of each scored position, in order
 };
+// How many of `available` windows are scored.
+inline int n_scored_windows(const PerplexityOptions& options, int available) {
+  return options.max_windows > 0 ? std::min(options.max_windows, available) : available;
+}
 // "windows, 512 tokens, with BOS"
 std::string describe(const PerplexityOptions& options);
 

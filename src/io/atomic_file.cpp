@@ -73,4 +73,10 @@ void AtomicFile::commit() {
 
 void AtomicFile::failed(const char* doing) { fail("{}: cannot {} the file: {}", name(), doing, std::strerror(errno)); }
 
+void write_atomically(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
 }  // namespace cachalot

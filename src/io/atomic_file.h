@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace cachalot {
 
@@ -41,5 +42,8 @@ class AtomicFile {
   std::FILE* file_ = nullptr;
   uint64_t position_ = 0;
 };
+
+// A whole file at once.
+void write_atomically(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace cachalot

@@ -79,9 +79,7 @@ void ShardedWriter::plan() {
 void ShardedWriter::write_index() const {
   nlohmann::ordered_json index{{"metadata", {{"total_size", total_bytes_}}}, {"weight_map", nlohmann::ordered_json::object()}};
   for (const Tensor& tensor : tensors_) index["weight_map"][tensor.name] = shards_[tensor.shard].file;
-  AtomicFile file(directory_ / "model.safetensors.index.json");
-  file.write(index.dump(2) + "\n");
-  file.commit();
+  write_atomically(directory_ / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
 void ShardedWriter::open(Shard& shard, bool again) const {

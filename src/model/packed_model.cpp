@@ -49,9 +49,7 @@ std::vector<PackNote> write_companions(const Checkpoint& source, const fs::path&
                                                        {"chat_template.jinja", source.chat_template_file()}};
   for (const auto& [name, text] : files) {
     if (text.empty()) continue;
-    AtomicFile file(directory / name);
-    file.write(text);
-    file.commit();
+    write_atomically(directory / name, text);
     note(name);
   }
   return notes;

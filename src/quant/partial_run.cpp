@@ -110,9 +110,7 @@ void PartialRun::save(int layers_done, const LayerResult& result) {
       {"version", kStateVersion}, {"facts", facts_}, {"layers", layers_done}, {"matrices", Json::array()}, {"experts", Json::array()}};
   for (const MatrixRecord& r : result.matrices) state["matrices"].push_back(to_json(r));
   for (const ExpertLoad& e : result.experts) state["experts"].push_back({e.layer, e.expert, e.tokens, e.starved});
-  AtomicFile file(state_file());
-  file.write(state.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
-  file.commit();
+  write_atomically(state_file(), state.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 void PartialRun::commit_file(const std::string& name) {

@@ -86,6 +86,18 @@ GptqWords gptq_words(const Layer& layer, int stored_zero_offset) {
     }
   return words;
 }
+GptqTensors gptq_tensors(const Layer& layer, const GptqWords& words, GptqVersion version = GptqVersion::v2) {
+  return {.name = "l",
+          .out = layer.out,
+          .in = layer.in,
+          .bits = layer.bits,
+          .group = layer.group,
+          .version = version,
+          .qweight = as_bytes(words.qweight),
+          .qzeros = as_bytes(words.qzeros),
+          .scales = as_bytes(layer.scales),
+          .g_idx = as_bytes(layer.g_idx)};
+}
 
 void expect_values(const Layer& layer, PlanarWeights planar) {
   const auto perm = planar.perm;
@@ -230,16 +242,7 @@ TEST(Gptq, RandomLayersReadBackInBothVersions) {
       if (version == GptqVersion::v1)  // v1 holds 1 .. 2^bits; the last only fits u8 for 4 bits
         for (int& zero : layer.zeros) zero = bits == 4 ? zero + 1 : std::max(zero, 1);
       const GptqWords words = gptq_words(layer, version == GptqVersion::v1 ? -1 : 0);
-      expect_values(layer, canonicalise(GptqTensors{.name = "l",
-                                                    .out = 16,
-                                                    .in = 64,
-                                                    .bits = bits,
-                                                    .group = 16,
-                                                    .version = version,
-                                                    .qweight = as_bytes(words.qweight),
-                                                    .qzeros = as_bytes(words.qzeros),
-                                                    .scales = as_bytes(layer.scales),
-                                                    .g_idx = as_bytes(layer.g_idx)}));
+      expect_values(layer, canonicalise(gptq_tensors(layer, words, version)));
     }
   }
 }
@@ -249,16 +252,7 @@ TEST(Gptq, ActOrderSortsColumnsByGroup) {
     Layer layer(8, 32, bits, 8, 77);
     std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(5));
     const GptqWords words = gptq_words(layer, 0);
-    const PlanarWeights planar = canonicalise(GptqTensors{.name = "l",
-                                                          .out = 8,
-                                                          .in = 32,
-                                                          .bits = bits,
-                                                          .group = 8,
-                                                          .version = GptqVersion::v2,
-                                                          .qweight = as_bytes(words.qweight),
-                                                          .qzeros = as_bytes(words.qzeros),
-                                                          .scales = as_bytes(layer.scales),
-                                                          .g_idx = as_bytes(layer.g_idx)});
+    const PlanarWeights planar = canonicalise(gptq_tensors(layer, words));
     ASSERT_EQ(planar.perm.size(), 32u);
     for (size_t k = 0; k < 32; ++k) {
       EXPECT_EQ(layer.g_idx[static_cast<size_t>(planar.perm[k])], static_cast<int>(k) / 8) << k;
@@ -322,16 +316,7 @@ TEST(Gptq, TheLastGroupMayBeShorter) {
     if (ordered) std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(3));
     GptqWords words = gptq_words(layer, 0);
     words.qzeros = gptq_words(whole, 0).qzeros;
-    const PlanarWeights planar = canonicalise(GptqTensors{.name = "l",
-                                                          .out = 8,
-                                                          .in = 20,
-                                                          .bits = 8,
-                                                          .group = 8,
-                                                          .version = GptqVersion::v2,
-                                                          .qweight = as_bytes(words.qweight),
-                                                          .qzeros = as_bytes(words.qzeros),
-                                                          .scales = as_bytes(layer.scales),
-                                                          .g_idx = as_bytes(layer.g_idx)});
+    const PlanarWeights planar = canonicalise(gptq_tensors(layer, words));
     EXPECT_EQ(planar.group, 4);
     expect_values(layer, planar);
   }
@@ -383,16 +368,9 @@ TEST(PackWords, AreTheWordsOfTheFormats) {
     Layer layer(16, 64, bits, 16, 31);
     for (int& zero : layer.zeros) zero = std::max(zero, 1);
     const GptqWords words = gptq_words(layer, 0), less_one = gptq_words(layer, -1);
-    const LinearSource source = planar_source("l", {canonicalise(GptqTensors{.name = "l",
-                                                                             .out = 16,
-                                                                             .in = 64,
-                                                                             .bits = bits,
-                                                                             .group = 16,
-                                                                             .version = GptqVersion::v2,
-                                                                             .qweight = as_bytes(words.qweight),
-                                                                             .qzeros = as_bytes(words.qzeros),
-                                                                             .scales = as_bytes(layer.scales),
-                                                                             .g_idx = {}})});
+    GptqTensors tensors = gptq_tensors(layer, words);
+    tensors.g_idx = {};
+    const LinearSource source = planar_source("l", {canonicalise(tensors)});
     const auto equal = [](const std::vector<std::byte>& found, const auto& values) {
       const auto wanted = as_bytes(values);
       return std::equal(found.begin(), found.end(), wanted.begin(), wanted.end());
@@ -441,16 +419,7 @@ TEST(PlanarSource, StacksEqualLayersOnly) {
     Layer layer(out, 32, 4, 8, seed);
     if (shuffled) std::shuffle(layer.g_idx.begin(), layer.g_idx.end(), std::mt19937_64(seed));
     const GptqWords words = gptq_words(layer, 0);
-    return canonicalise(GptqTensors{.name = "l",
-                                    .out = out,
-                                    .in = 32,
-                                    .bits = 4,
-                                    .group = 8,
-                                    .version = GptqVersion::v2,
-                                    .qweight = as_bytes(words.qweight),
-                                    .qzeros = as_bytes(words.qzeros),
-                                    .scales = as_bytes(layer.scales),
-                                    .g_idx = as_bytes(layer.g_idx)});
+    return canonicalise(gptq_tensors(layer, words));
   };
   const LinearSource stack = planar_source("experts", {planar(8, 1, false), planar(8, 2, false)});
   EXPECT_EQ(stack.n_matrices(), 2);
