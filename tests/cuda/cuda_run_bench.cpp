@@ -1,5 +1,6 @@
 // Whole runs on a GPU, through the runner with recorded graphs, on random models of a published shape.
 //   cuda_run_bench run SHAPE FORMAT BATCH IN OUT         SHAPE v2-lite, v2; FORMAT bf16, int4_planar, q4_k, fp8_block
+//   cuda_run_bench run FILE file BATCH IN OUT            a model's own weights, and its own routing, for comparison with other programs
 //   cuda_run_bench engine SHAPE FORMAT IN OUT BATCH...   the engine's steps beside the same steps without it
 //   cuda_run_bench sample                                what drawing tokens costs
 #include <algorithm>
@@ -26,20 +27,29 @@ using Clock = std::chrono::steady_clock;
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Loaded {
-  std::unique_ptr<Ops> ops = make_cuda_ops(), uniform;
+  std::unique_ptr<Ops> own = make_cuda_ops(), uniform;
+  Ops* ops = own.get();  // what the model runs on: `uniform`, or `own` for a model whose routing is its own
   Config config;
   Decoder decoder;
 };
 
 Loaded load(const std::string& shape, const std::string& format) {
   Loaded m;
-  const auto found = format_of_name(format);
-  if (!found) fail("format {}", format);
-  const RandomCheckpoint checkpoint(shape_config(shape), *found);
-  m.config = read_config(checkpoint);
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (format == "file") {
+    checkpoint = Checkpoint::open(shape);
+  } else {
+    const auto found = format_of_name(format);
+    if (!found) fail("format {}", format);
+    checkpoint = std::make_unique<RandomCheckpoint>(shape_config(shape), *found);
+  }
+  m.config = read_config(*checkpoint);
   const auto start = Clock::now();
-  m.uniform = make_uniform_routing(*m.ops, m.config.vocab, m.config.n_experts, m.config.n_layers);
-  m.decoder = Decoder::load(checkpoint, m.config, *m.uniform, {.max_positions = 8192});
+  if (format != "file") {
+    m.uniform = make_uniform_routing(*m.own, m.config.vocab, m.config.n_experts, m.config.n_layers);
+    m.ops = m.uniform.get();
+  }
+  m.decoder = Decoder::load(*checkpoint, m.config, *m.ops, {.max_positions = 8192});
   std::printf("%s in %s: %.2f GB of weights, loaded in %.1f s\n", shape.c_str(), format.c_str(),
               static_cast<double>(m.decoder.weight_bytes()) * 1e-9, since(start));
   return m;
@@ -63,7 +73,7 @@ RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_i
   const auto take = [&](const View& logits) {
     std::vector<SampleParams> all(sequences.size(), params);
     for (size_t i = 0; i < all.size(); ++i) all[i].step = static_cast<uint64_t>(sequences[i].n_tokens()), all[i].seed = i;
-    m.uniform->sample(logits, all, sampled);
+    m.ops->sample(logits, all, sampled);
     for (Sequence& s : sequences) s.tokens.push_back(next_token());
   };
   const auto start = Clock::now();
@@ -77,7 +87,7 @@ RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_i
     const StepResult step = runner.step(items);
     std::vector<SampleParams> all(items.size(), params);
     std::vector<Sampled> out(items.size());
-    m.uniform->sample(step.logits, all, out);
+    m.ops->sample(step.logits, all, out);
     for (size_t k = 0; k < items.size(); ++k) sequences[begin + k].tokens.push_back(next_token());
   }
   result.first = since(start);
@@ -98,15 +108,15 @@ void bench_run(const std::string& shape, const std::string& format, int batch, i
   const RunnerLimits limits{
       .max_tokens = std::max(n_in, std::min(8192, batch * n_in)), .max_seqs = batch, .max_logits = batch, .max_sequence = n_in + n_out};
   auto start = Clock::now();
-  const MemoryPlan plan = plan_memory(*m.uniform, m.decoder, limits, KvFormat::bf16, 64, shape == "v2" ? 0.97 : 0.9);
+  const MemoryPlan plan = plan_memory(*m.ops, m.decoder, limits, KvFormat::bf16, 64, shape == "v2" ? 0.97 : 0.9);
   std::printf("planned in %.2f s: %s\n", since(start), plan.text().c_str());
-  KvCache cache(*m.uniform, m.config, KvFormat::bf16, 64, std::min(plan.n_blocks, batch * ((n_in + n_out + 63) / 64)));
-  Runner runner(*m.uniform, m.decoder, cache, limits);
+  KvCache cache(*m.ops, m.config, KvFormat::bf16, 64, std::min(plan.n_blocks, batch * ((n_in + n_out + 63) / 64)));
+  Runner runner(*m.ops, m.decoder, cache, limits);
   start = Clock::now();
   runner.rehearse();
-  const size_t before = m.uniform->memory().free;
+  const size_t before = m.ops->memory().free;
   const int n_graphs = runner.record_graphs();
-  std::printf("%d graphs in %.2f s, %.1f MB\n", n_graphs, since(start), static_cast<double>(before - m.uniform->memory().free) * 1e-6);
+  std::printf("%d graphs in %.2f s, %.1f MB\n", n_graphs, since(start), static_cast<double>(before - m.ops->memory().free) * 1e-6);
   const SampleParams greedy{.temperature = 0.0f}, usual{.temperature = 0.6f, .top_p = 0.95f};
   for (const auto& [name, params] : {std::pair("greedy", greedy), std::pair("T 0.6, top-p 0.95", usual), std::pair("greedy", greedy)}) {
     RunResult r = run_once(m, runner, cache, batch, n_in, n_out, params);
@@ -119,7 +129,7 @@ void bench_run(const std::string& shape, const std::string& format, int batch, i
         r.steps.empty() ? 0.0 : r.steps.back() * 1e3, batch / median, static_cast<long long>(runner.n_replayed()),
         runner.graph_problem().c_str());
   }
-  const MemorySize memory = m.uniform->memory();
+  const MemorySize memory = m.ops->memory();
   std::printf("memory: %.2f of %.2f GB in use\n", static_cast<double>(memory.total - memory.free) * 1e-9,
               static_cast<double>(memory.total) * 1e-9);
 }
@@ -132,7 +142,7 @@ std::vector<double> engine_gaps(Loaded& m, const DecoderModelOptions& options, i
   int started = 0, ended = 0;
   Clock::time_point first_end;
   std::string problem;
-  const auto engine = make_engine(make_decoder_model(*m.uniform, m.decoder, options), EngineOptions{.prefix_cache = false});
+  const auto engine = make_engine(make_decoder_model(*m.ops, m.decoder, options), EngineOptions{.prefix_cache = false});
   for (int r = 0; r < batch; ++r) {
     Request request{.sampling = {.temperature = params.temperature}, .max_tokens = n_out, .ignore_eos = true};
     for (int i = 0; i < n_in; ++i) request.prompt.push_back((r * 7919 + i * 104729) % 100000);
@@ -170,8 +180,8 @@ void bench_engine(const std::string& shape, const std::string& format, int n_in,
                                       .kv_format = KvFormat::bf16};
     std::vector<double> raw;
     {
-      KvCache cache(*m.uniform, m.config, KvFormat::bf16, 64, batch * pages);
-      Runner runner(*m.uniform, m.decoder, cache, runner_limits(options));
+      KvCache cache(*m.ops, m.config, KvFormat::bf16, 64, batch * pages);
+      Runner runner(*m.ops, m.decoder, cache, runner_limits(options));
       runner.rehearse();
       runner.record_graphs();
       raw = run_once(m, runner, cache, batch, n_in, n_out, params).steps;
@@ -250,7 +260,9 @@ int run(int argc, char** argv) {
   else if (what == "sample")
     bench_sample();
   else {
-    std::printf("cuda_run_bench run v2-lite|v2 FORMAT BATCH IN OUT | engine v2-lite|v2 FORMAT IN OUT BATCH... | sample\n");
+    std::printf(
+        "cuda_run_bench run v2-lite|v2 FORMAT BATCH IN OUT | run FILE file BATCH IN OUT | engine v2-lite|v2 FORMAT IN OUT BATCH... | "
+        "sample\n");
     return 2;
   }
   return 0;
