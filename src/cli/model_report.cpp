@@ -142,7 +142,8 @@ std::string config_text(const Json& c) {
   }
   line("feed-forward", fmt::format("width {}", c["intermediate"].get<int>()));
   line("head", c["tied_head"] == true ? "tied to the embedding" : "its own");
-  if (c["mtp_layers"] != 0) line("prediction", fmt::format("multi-token layers: {}, not run", c["mtp_layers"].get<int>()));
+  if (c["mtp_layers"] != 0)
+    line("prediction", fmt::format("multi-token layers: {}, used by --speculation mtp", c["mtp_layers"].get<int>()));
   return out;
 }
 

@@ -20,11 +20,11 @@ struct EngineCore::Live : Task {
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   RequestUsage usage;
   NgramGuesser ngrams;
-  int guess = -1;         // the prediction layer's
-  double hit_rate = 0.6;  // of recent guesses that were looked at
-  int unguessed = 0;      // tokens drawn since the last guess
-  bool on_track = false;  // within a step: all guesses so far were right
-  int n_verified = 0;     // rows of this step that belong to the text
+  std::vector<int> guesses;  // the prediction layer's
+  double hit_rate = 0.6;     // of recent guesses that were looked at
+  int unguessed = 0;         // tokens drawn since the last guess
+  bool on_track = false;     // within a step: all guesses so far were right
+  int n_verified = 0;        // rows of this step that belong to the text
 
   // Whether a token's parameters are known before the token before it is.
   [[nodiscard]] bool can_speculate() const {
@@ -180,26 +180,32 @@ void EngineCore::run(const StepPlan& plan, double now) {
   if (model_->guesses()) learn_guesses();
 }
 
-// How many tokens to guess for each request that generates: the n-th guess is right with a probability of hit_rate^n, and costs a row.
-void EngineCore::propose_drafts() {
+// How many tokens are worth guessing: the n-th guess is right with a probability of hit_rate^n, and costs a row. The prediction layer runs
+// in any case, but once more for each guess behind the first.
+int EngineCore::draft_length(const Live& live) const {
   constexpr int kProbe = 32;  // tokens after which guessing is tried again
   const Pace& pace = scheduler_.pace();
   const int n_running = std::max(1, scheduler_.n_running());
   const double token_seconds = pace.decode_seconds() / n_running;  // what a token costs without guessing
+  double cost = pace.row_seconds();
+  int n = 0;
+  for (double worth = live.hit_rate * token_seconds; n < options_.max_draft_tokens && worth >= cost; worth *= live.hit_rate)
+    if (++n == 1) cost += further_guess_seconds_ / n_running;
+  return n == 0 && live.unguessed >= kProbe ? 1 : n;
+}
+
+void EngineCore::propose_drafts() {
   for (auto& [id, owned] : live_) {
     (void)id;
     Live& live = *owned;
     live.draft.clear();
     if (live.state != Task::State::running || live.n_left() != 1 || live.n_output() == 0 || !live.can_speculate()) continue;
-    int n = 0;
-    for (double worth = live.hit_rate * token_seconds; n < options_.max_draft_tokens && worth >= pace.row_seconds(); worth *= live.hit_rate)
-      ++n;
-    if (n == 0 && live.unguessed >= kProbe) n = 1;
+    const int n = draft_length(live);
     if (n == 0) continue;
     if (options_.speculation == CoreOptions::Speculation::ngram)
       live.draft = live.ngrams.guess(live.sequence.tokens, n);
-    else if (live.guess >= 0)
-      live.draft.assign(1, live.guess);
+    else
+      live.draft.assign(live.guesses.begin(), live.guesses.begin() + std::min<std::ptrdiff_t>(n, std::ssize(live.guesses)));
   }
 }
 
@@ -221,12 +227,20 @@ void EngineCore::learn_guesses() {
     const Live& live = *in_step_[i];
     // Of a request that ended, what its last token would be followed by is of no interest; its rows may still serve others.
     const bool known = live.sequence.n_tokens() > spans_[i].first + live.n_verified;
-    guess_items_.push_back(
-        {known ? live.n_verified : live.n_verified - 1, known && !live.ended && live.n_output() > 0 && live.can_speculate()});
+    const bool wanted = known && !live.ended && live.n_output() > 0 && live.can_speculate();
+    // One at least: a request without guesses would never be found to be easy.
+    guess_items_.push_back({known ? live.n_verified : live.n_verified - 1, wanted ? std::max(1, draft_length(live)) : 0});
   }
-  guesses_.assign(items_.size(), -1);
-  model_->guess(guess_items_, guesses_);
-  for (size_t i = 0; i < items_.size(); ++i) in_step_[i]->guess = guesses_[i];
+  guesses_.resize(std::max(guesses_.size(), items_.size()));
+  const double before = clock_();
+  model_->guess(guess_items_, std::span(guesses_).first(items_.size()));
+  size_t passes = 0;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    passes = std::max(passes, guesses_[i].size());
+    in_step_[i]->guesses = guesses_[i];
+  }
+  // The pass over all rows may have been one of a prompt; with more passes it counts for less.
+  if (passes > 1) further_guess_seconds_ += 0.1 * ((clock_() - before) / static_cast<double>(passes) - further_guess_seconds_);
 }
 
 void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {

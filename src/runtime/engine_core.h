@@ -63,6 +63,7 @@ class EngineCore {
 
   void expire(double now);
   void run(const StepPlan& plan, double now);
+  [[nodiscard]] int draft_length(const Live& live) const;
   void propose_drafts();
   void want_rows(Live& live, const StepPlan::Item& item);
   void forget_drafts();
@@ -88,6 +89,7 @@ class EngineCore {
   std::function<void()> after_step_;
   EngineStats stats_;
   double last_end_ = -1.0, seconds_per_request_ = 0.0;
+  double further_guess_seconds_ = 0.0;  // that the prediction layer takes for one more guess of all requests
 
   // Of the running step.
   struct Row {
@@ -101,7 +103,7 @@ class EngineCore {
   };
   std::vector<Span> spans_;  // one per item
   std::vector<StepModel::GuessItem> guess_items_;
-  std::vector<int> guesses_;
+  std::vector<std::vector<int>> guesses_;
   std::vector<Live*> in_step_;
   std::vector<Row> rows_;
   std::vector<SampleParams> params_;

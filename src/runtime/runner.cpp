@@ -31,22 +31,6 @@ int padded_context(int n) {
 
 namespace {
 
-// Offsets of the index arrays within one i32 buffer.
-struct Offsets {
-  size_t tokens, positions, slots, q_start, kv_len, logit_rows, block_table, end;
-  Offsets(const RunnerLimits& l, int max_blocks) {
-    const auto T = static_cast<size_t>(l.max_tokens), S = static_cast<size_t>(l.max_seqs);
-    tokens = 0;
-    positions = tokens + T;
-    slots = positions + T;
-    q_start = slots + T;
-    kv_len = q_start + S + 1;
-    logit_rows = kv_len + S;
-    block_table = logit_rows + static_cast<size_t>(l.max_logits);  // last, and as wide as a step needs it
-    end = block_table + S * static_cast<size_t>(max_blocks);
-  }
-};
-
 // What rehearse() assumes of devices: from how many rows of a sequence on its pages are laid out in a row, and beyond which context the
 // expanded form of latent attention is merged from parts.
 constexpr int kTiledRows = 64, kLongContext = 16384;
@@ -143,12 +127,18 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
   if (shape.n_seqs > 0) pad(shape, row, n_seqs, n_logits, table_cols);
   host[at.q_start + static_cast<size_t>(n_seqs)] = row;
 
+  set_views(row, n_seqs, n_logits, table_cols);
+}
+
+void Runner::set_views(int n_rows, int n_seqs, int n_logits, int table_cols) {
+  const Offsets at(limits_, max_blocks_);
+  const int* const host = host_.data();
   int* const device = static_cast<int*>(device_.get());
-  batch_.n_tokens = row;
+  batch_.n_tokens = n_rows;
   batch_.n_seqs = n_seqs;
-  batch_.tokens = View::vector(device + at.tokens, DType::i32, row);
-  batch_.positions = View::vector(device + at.positions, DType::i32, row);
-  batch_.slots = View::vector(device + at.slots, DType::i32, row);
+  batch_.tokens = View::vector(device + at.tokens, DType::i32, n_rows);
+  batch_.positions = View::vector(device + at.positions, DType::i32, n_rows);
+  batch_.slots = View::vector(device + at.slots, DType::i32, n_rows);
   batch_.q_start = View::vector(device + at.q_start, DType::i32, n_seqs + 1);
   batch_.kv_len = View::vector(device + at.kv_len, DType::i32, n_seqs);
   batch_.block_table = View::matrix(device + at.block_table, DType::i32, n_seqs, table_cols);
@@ -184,31 +174,6 @@ void Runner::forward() {
 
 View Runner::hidden() const {
   return hidden_ ? View::matrix(hidden_.get(), DType::f32, batch_.n_tokens, decoder_.config().hidden) : View{};
-}
-
-StepResult Runner::predict(std::span<const Predicted> items) {
-  CACHALOT_CHECK(decoder_.mtp() && items.size() == item_rows_.size());
-  StepResult result;
-  result.first_row.assign(items.size(), -1);
-  const Offsets at(limits_, max_blocks_);
-  int n_logits = 0;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const Predicted& item = items[i];
-    const auto row = static_cast<size_t>(item_rows_[i]);
-    for (int r = 0; r < item.n_rows; ++r) {
-      const bool valid = r < item.n_valid;
-      host_[at.tokens + row + static_cast<size_t>(r)] = valid ? item.sequence->tokens[static_cast<size_t>(item.first + r) + 1] : 0;
-      if (!valid) host_[at.slots + row + static_cast<size_t>(r)] = -1;
-    }
-    if (!item.wanted || item.n_valid == 0) continue;
-    result.first_row[i] = n_logits;
-    host_[at.logit_rows + static_cast<size_t>(n_logits++)] = item_rows_[i] + item.n_valid - 1;
-  }
-  batch_.logit_rows = View::vector(static_cast<int*>(device_.get()) + at.logit_rows, DType::i32, n_logits);
-  upload();
-  result.logits = View::matrix(logits_.get(), DType::f32, n_logits, decoder_.config().vocab);
-  decoder_.predict(ops_, batch_, cache_.layers().back(), false, hidden(), result.logits);
-  return result;
 }
 
 // Records the step that batch_ describes. A device that has no room for it is not asked again.

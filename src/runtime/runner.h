@@ -62,6 +62,16 @@ class Runner {
     bool wanted = false;        // the logits of the last valid row are
   };
   StepResult predict(std::span<const Predicted> items);
+  // A row of the prediction layer behind those of the text: `token` was guessed to stand behind `position`.
+  struct Guessed {
+    const Sequence* sequence = nullptr;
+    int position = 0, token = -1;
+  };
+  // Whether the sequence has a page for such a row.
+  [[nodiscard]] bool has_place(const Guessed& row) const;
+  // Guesses further: runs the prediction layer on one row of each sequence, from what it made of the rows with these logits in the call of
+  // predict() or predict_further() before.
+  StepResult predict_further(std::span<const Guessed> rows, std::span<const int> logit_rows_before);
   [[nodiscard]] const RunnerLimits& limits() const { return limits_; }
 
   // Runs the largest steps that the limits allow on made-up tokens, which leave nothing in the cache: temporary memory gets its size.
@@ -94,9 +104,26 @@ class Runner {
   [[nodiscard]] bool short_queries(const StepItem& item) const;
   // The shape that the step is padded to; n_seqs is 0 when it is not.
   [[nodiscard]] Shape shape_of(std::span<const StepItem> items) const;
+  // Offsets of the index arrays within host_ and device_.
+  struct Offsets {
+    size_t tokens, positions, slots, q_start, kv_len, logit_rows, block_table, end;
+    Offsets(const RunnerLimits& l, int max_blocks) {
+      const auto T = static_cast<size_t>(l.max_tokens), S = static_cast<size_t>(l.max_seqs);
+      tokens = 0;
+      positions = tokens + T;
+      slots = positions + T;
+      q_start = slots + T;
+      kv_len = q_start + S + 1;
+      logit_rows = kv_len + S;
+      block_table = logit_rows + static_cast<size_t>(l.max_logits);  // last, and as wide as a step needs it
+      end = block_table + S * static_cast<size_t>(max_blocks);
+    }
+  };
+
   // `writes`: the rows go to the cache.
   void lay_out(std::span<const StepItem> items, const Shape& shape, bool writes, StepResult& result);
   void pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int table_cols);
+  void set_views(int n_rows, int n_seqs, int n_logits, int table_cols);
   void upload();
   void forward();
   [[nodiscard]] View hidden() const;  // of the last step's rows
@@ -114,6 +141,8 @@ class Runner {
   Buffer device_;               // the same on the device
   std::vector<int> item_rows_;  // of the last step: each item's first row
   Buffer hidden_;               // f32 [max_tokens, hidden], when there is a prediction layer
+  Buffer further_[2];           // f32 [max_seqs, hidden]: what predict_further() reads and replaces, by turns
+  View predicted_;              // the hidden states that the prediction layer has left behind last
   Buffer logits_;               // f32 [max_logits, vocab]
   Batch batch_;
   std::map<Shape, Recorded> recorded_;  // shapes that have run, with their graphs if they have one

@@ -40,14 +40,13 @@ class StepModel {
   // Whether guess() works.
   [[nodiscard]] virtual bool guesses() const { return false; }
   // After each step, once tokens were drawn: n_valid of the item's rows belong to its text, whose next token is known up to the last of
-  // them. out[i]: a guess of the token behind the text's last one; -1: none. `wanted`: somebody will use it.
+  // them. out[i] receives guesses of the tokens behind the text's last one, n_wanted of them or fewer.
   struct GuessItem {
-    int n_valid = 0;
-    bool wanted = false;
+    int n_valid = 0, n_wanted = 0;
   };
-  virtual void guess(std::span<const GuessItem> items, std::span<int> out) {
+  virtual void guess(std::span<const GuessItem> items, std::span<std::vector<int>> out) {
     (void)items;
-    std::fill(out.begin(), out.end(), -1);
+    for (std::vector<int>& guesses : out) guesses.clear();
   }
   // Waits for the step and draws a token for each of its logit rows: those of the first item, then those of the second, and so on.
   virtual void finish(std::span<const SampleParams> params, std::span<Sampled> out) = 0;

@@ -35,16 +35,18 @@ class GuessingModel final : public ShadowModel {
     items_.assign(items.begin(), items.end());
     ShadowModel::begin(items);
   }
-  void guess(std::span<const GuessItem> items, std::span<int> out) override {
+  void guess(std::span<const GuessItem> items, std::span<std::vector<int>> out) override {
     ASSERT_EQ(items.size(), items_.size());
     for (size_t i = 0; i < items.size(); ++i) {
       EXPECT_LE(items[i].n_valid, items_[i].n_new);
-      out[i] = -1;
-      if (!items[i].wanted) continue;
+      out[i].clear();
       uint64_t hash = 0;
       for (const int token : items_[i].sequence->tokens) hash = extended(hash, token);
-      const int next = next_token(hash, facts().vocab);
-      out[i] = std::uniform_real_distribution<double>()(rng_) < right_ ? next : (next + 1) % facts().vocab;
+      for (int n = 0; n < items[i].n_wanted; ++n) {
+        const int next = next_token(hash, facts().vocab);
+        out[i].push_back(std::uniform_real_distribution<double>()(rng_) < right_ ? next : (next + 1) % facts().vocab);
+        hash = extended(hash, out[i].back());
+      }
     }
   }
 
