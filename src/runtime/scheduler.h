@@ -122,6 +122,13 @@ class Scheduler {
     int n_revived = 0;  // of these, free ones
   };
 
+  static constexpr double kLargestAim = 0.9;  // of a target, since costs are estimates
+
+  struct Aim {
+    double share = kLargestAim;  // of the target between tokens: how long steps beside this class may be expected to take
+    double lowered = -1.0;       // when
+  };
+
   static size_t index(Priority priority) { return static_cast<size_t>(priority); }
   [[nodiscard]] int blocks_of(int n_tokens) const { return blocks_for(n_tokens, pool_.block_tokens()); }
   [[nodiscard]] bool caches(const Task& task) const { return options_.prefix_cache && task.use_prefix_cache; }
@@ -148,6 +155,7 @@ class Scheduler {
   void plan_drafts();
   void plan_prompts(double now);
   [[nodiscard]] int prompt_rows_beside_decodes(Priority priority) const;
+  static void learn_aim(Aim& aim, bool kept, double now);
   bool take_pages(Task& task, int n_new, double now);
   [[nodiscard]] Task* memory_victim(double now) const;
 
@@ -160,6 +168,7 @@ class Scheduler {
   StepPlan plan_;
   bool plan_is_open_ = false;  // between plan() and commit()
   ClassCounts counts_[kPriorities];
+  Aim aims_[kPriorities];
   double output_estimate_[kPriorities];  // tokens of an answer
   int n_waiting_ = 0;
   int64_t next_arrival_ = 0, n_recomputed_ = 0, n_swapped_ = 0;

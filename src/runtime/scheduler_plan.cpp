@@ -14,7 +14,6 @@ constexpr int kMinChunk = 16;  // prompt rows that a step takes in any case, so 
 constexpr double kDefaultSlowdown = 5.0;
 // No step of a lower class may be longer than this part of the time that a first token of a higher one has.
 constexpr double kShareOfFirstToken = 0.15;
-constexpr double kMargin = 0.9;  // of a target, since costs are estimates
 
 }  // namespace
 
@@ -101,7 +100,7 @@ int Scheduler::prompt_rows_beside_decodes(Priority priority) const {
     if (c < index(priority) && targets.first_token_seconds > 0.0) keep(kShareOfFirstToken * targets.first_token_seconds);
     if (!decodes) continue;
     if (targets.token_gap_seconds > 0.0)
-      keep(kMargin * targets.token_gap_seconds);
+      keep(aims_[c].share * targets.token_gap_seconds);
     else if (c == index(Priority::interactive))
       rows =
           std::min(rows, std::max(pace_.prompt_rows_at_half_speed(), pace_.prompt_rows_within(kDefaultSlowdown * pace_.decode_seconds())));
@@ -137,7 +136,7 @@ void Scheduler::plan_prompts(double now) {
     // While this prompt is read, those of lower classes only get the time that its first token can spare.
     const double target = options_.targets[index(task->priority)].first_token_seconds;
     if (target > 0.0 && task->last_token < 0.0 && pace_.row_seconds() > 0.0) {
-      const double spare = task->submitted + kMargin * target - now - task->n_left() * pace_.row_seconds();
+      const double spare = task->submitted + kLargestAim * target - now - task->n_left() * pace_.row_seconds();
       const double rows = std::clamp(spare / 2.0 / pace_.row_seconds(), 0.0, double{1 << 20});
       limit = std::min(limit, plan_.n_prompt_rows + static_cast<int>(rows));
     }

@@ -141,6 +141,25 @@ TEST(Scheduling, PromptsBesideAStreamKeepItsGap) {
   }
 }
 
+// Steps that take longer than expected at random: prompts get less of each until promises are kept.
+TEST(Scheduling, PromptsBesideAStreamKeepItsGapOnAnUnsteadyMachine) {
+  ModelFacts facts = small_facts();
+  facts.max_context = 20000;
+  facts.n_blocks = 6000;
+  facts.max_step_tokens = 512;
+  CoreOptions options;
+  options.targets[0].token_gap_seconds = 0.003;
+  CoreRig rig(facts, options, {.step = 1e-3, .decode_row = 0.0, .prompt_row = 2e-5, .spread = 0.6});
+  rig.add(of_class(Priority::interactive, some_prompt(8, 1), 2000));
+  rig.run(30);
+  const RequestId other = rig.add(of_class(Priority::batch, some_prompt(14000, 2), 4));
+  rig.run();
+  const ClassStats& kept = rig.core->stats().classes[0];
+  EXPECT_LE(kept.promises_broken, 3);
+  EXPECT_EQ(kept.promises_kept + kept.promises_broken, 1999);
+  EXPECT_LT(rig.times[other].front(), 1.5);  // steps of 2 to 3 ms, with 40 to 60 rows each
+}
+
 // Many prompts that come at once, on a device whose steps have a large fixed part: the first ones generate while the others are read.
 TEST(Scheduling, PromptsMoveWhileTheFirstOnesGenerate) {
   ModelFacts facts = small_facts();

@@ -41,7 +41,8 @@ void ShadowModel::begin(std::span<const StepItem> items) {
   ++step_;
   logits_.clear();
   int n_rows_of_step = 0;
-  *clock_ += costs_.step;
+  const double stretch = 1.0 + costs_.spread * std::uniform_real_distribution<double>()(rng_);
+  *clock_ += stretch * costs_.step;
   CACHALOT_CHECK(static_cast<int>(items.size()) <= facts_.max_requests);
   if (fail_in >= 0 && fail_in-- == 0) throw std::runtime_error("the device is gone");
   for (const StepItem& item : items) {
@@ -61,7 +62,7 @@ void ShadowModel::begin(std::span<const StepItem> items) {
       if (item.want == WantLogits::all || (item.want == WantLogits::last && i == item.n_new - 1)) logits_.push_back(slot);
     }
     n_rows_of_step += item.n_new;
-    *clock_ += item.n_new == 1 ? costs_.decode_row : costs_.prompt_row * item.n_new;
+    *clock_ += stretch * (item.n_new == 1 ? costs_.decode_row : costs_.prompt_row * item.n_new);
   }
   n_rows += n_rows_of_step;
   CACHALOT_CHECK(n_rows_of_step <= facts_.max_step_tokens);

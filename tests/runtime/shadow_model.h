@@ -21,6 +21,7 @@ inline int next_token(uint64_t hash, int vocab) { return static_cast<int>((hash 
 
 struct ShadowCosts {
   double step = 1e-3, decode_row = 1e-4, prompt_row = 1e-4;  // seconds
+  double spread = 0.0;                                       // a step takes up to this share longer, at random
 };
 
 class ShadowModel : public StepModel {
@@ -49,6 +50,7 @@ class ShadowModel : public StepModel {
   std::vector<int64_t> written_;     // [n_blocks, block_tokens]: in which step
   std::vector<uint64_t> logits_;
   int64_t step_ = 0;
+  std::mt19937_64 rng_{5};
 };
 
 }  // namespace cachalot::test
