@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/check.h"
 
@@ -10,7 +11,7 @@ namespace cachalot {
 namespace {
 
 constexpr double kMaxScale = 64.0;
-constexpr int kSampleRows = 512;  // of a matrix: its rows are alike enough to choose by
+constexpr int kSampleRows = 256;  // of a matrix: its rows are alike enough to choose by
 
 // A sample of rows, and their output error without any rounding of them.
 struct Sample {
@@ -53,27 +54,38 @@ std::vector<double> weight_profile(const std::vector<Sample>& samples, int in) {
 
 }  // namespace
 
-double output_error(Ops& ops, const Moments& moments, std::span<float> difference, int rows) {
+double output_error(Ops& ops, const Moments& moments, std::span<const float> difference, int rows) {
   const int n = moments.n;
-  std::vector<float> product(difference.size());
-  auto* const gram = const_cast<float*>(moments.gram.data());
-  multiply(ops, View::matrix(difference.data(), DType::f32, rows, n), View::matrix(gram, DType::f32, n, n),
-           View::matrix(product.data(), DType::f32, rows, n), 0.0f);
+  const auto R = static_cast<size_t>(rows);
+  const View d = View::matrix(const_cast<float*>(difference.data()), DType::f32, rows, n);
   double sum = 0.0;
-  for (size_t i = 0; i < product.size(); ++i) sum += static_cast<double>(product[i]) * difference[i];
+  if (moments.keeps_rows()) {
+    const View x = moments.rows();
+    std::vector<float> outputs(static_cast<size_t>(x.n_rows()) * R);
+    if (outputs.empty()) return 0.0;
+    multiply(ops, x, d, View::matrix(outputs.data(), DType::f32, x.n_rows(), rows), 0.0f);
+    for (const float v : outputs) sum += static_cast<double>(v) * v;
+    return sum;
+  }
+  // G D^T, as G is symmetric: so the smaller matrix is the one that is packed.
+  std::vector<float> product(difference.size());
+  multiply(ops, View::matrix(const_cast<float*>(moments.gram(ops).data()), DType::f32, n, n), d,
+           View::matrix(product.data(), DType::f32, n, rows), 0.0f);
+  for (size_t r = 0; r < R; ++r)
+    for (size_t k = 0; k < static_cast<size_t>(n); ++k)
+      sum += static_cast<double>(product[k * R + r]) * difference[r * static_cast<size_t>(n) + k];
   return sum;
 }
 
 AwqScale search_awq_scale(Ops& ops, ThreadPool& pool, const Moments& moments, std::span<const AwqMatrix> matrices, RangeSearch search) {
   const int in = moments.n;
   const auto n = static_cast<size_t>(in);
-  CACHALOT_CHECK(moments.gram.size() == n * n && !matrices.empty());
+  CACHALOT_CHECK(moments.has_gram() && !matrices.empty());
   std::vector<Sample> samples;
   double size = 0.0;
   for (const AwqMatrix& matrix : matrices) {
-    Sample& s = samples.emplace_back(sample_of(matrix, in));
-    std::vector<float> copy = s.values;
-    size += s.factor * output_error(ops, moments, copy, s.rows);
+    const Sample& s = samples.emplace_back(sample_of(matrix, in));
+    size += s.factor * output_error(ops, moments, s.values, s.rows);
   }
   const std::vector<float> importance = moments.importance();
   // Error of rounding W diag(scale), seen from W.
@@ -83,14 +95,17 @@ AwqScale search_awq_scale(Ops& ops, ThreadPool& pool, const Moments& moments, st
     double total = 0.0;
     for (const Sample& s : samples) {
       std::vector<float> scaled(s.values.size());
-      for (size_t i = 0; i < scaled.size(); ++i) scaled[i] = s.values[i] * scale[i % n];
+      pool.run(s.rows, [&](int r, int) {
+        const size_t at = static_cast<size_t>(r) * n;
+        for (size_t k = 0; k < n; ++k) scaled[at + k] = s.values[at + k] * scale[k];
+      });
       QuantizedStack stack("candidate", s.scheme, 1, s.rows, in);
       stack.round_to_nearest(0, scaled, scaled_importance, search, pool);
-      for (int r = 0; r < s.rows; ++r) {
-        float* const row = scaled.data() + static_cast<size_t>(r) * n;
-        stack.dequant(0, r, row);
-        for (size_t k = 0; k < n; ++k) row[k] = s.values[static_cast<size_t>(r) * n + k] - row[k] / scale[k];
-      }
+      pool.run(s.rows, [&](int r, int) {
+        const size_t at = static_cast<size_t>(r) * n;
+        stack.dequant(0, r, scaled.data() + at);
+        for (size_t k = 0; k < n; ++k) scaled[at + k] = s.values[at + k] - scaled[at + k] / scale[k];
+      });
       total += s.factor * output_error(ops, moments, scaled, s.rows);
     }
     return total;
@@ -100,34 +115,50 @@ AwqScale search_awq_scale(Ops& ops, ThreadPool& pool, const Moments& moments, st
   double best_error = error_of(best.scale);
   best.error_without = size > 0.0 ? std::sqrt(std::max(0.0, best_error) / size) : 0.0;
   const std::vector<double> profile = weight_profile(samples, in);
+  const auto try_power = [&](double alpha, bool with_weights) {
+    std::vector<double> raw(n);
+    double sum_of_logs = 0.0;
+    int live = 0;
+    for (size_t k = 0; k < n; ++k) {
+      if (!(importance[k] > 0.0f) || !std::isfinite(importance[k])) continue;
+      raw[k] = std::pow(std::sqrt(static_cast<double>(importance[k])), alpha);
+      if (with_weights) raw[k] /= std::pow(profile[k], 1.0 - alpha);
+      sum_of_logs += std::log(raw[k]);
+      ++live;
+    }
+    // Around 1, so that what is folded into rows or norms keeps its size; and within bounds that an f16 group scale can follow.
+    const double middle = live > 0 ? std::exp(sum_of_logs / live) : 1.0;
+    std::vector<float> scale(n, 1.0f);
+    bool sane = live > 0;
+    for (size_t k = 0; k < n; ++k) {
+      if (raw[k] > 0.0) scale[k] = static_cast<float>(std::clamp(raw[k] / middle, 1.0 / kMaxScale, kMaxScale));
+      sane = sane && std::isfinite(scale[k]);
+    }
+    const double error = sane ? error_of(scale) : std::numeric_limits<double>::infinity();
+    if (std::isfinite(error) && error < best_error) {
+      best_error = error;
+      best.scale = scale;
+    }
+    return error;
+  };
+  // Every fourth of 20 powers, then twice between the best and its neighbours: the error has one valley, nearly always.
   constexpr int kSteps = 20;
   for (const bool with_weights : {false, true}) {
-    for (int i = 1; i <= kSteps; ++i) {
-      const double alpha = static_cast<double>(i) / kSteps;
-      std::vector<double> raw(n);
-      double sum_of_logs = 0.0;
-      int live = 0;
-      for (size_t k = 0; k < n; ++k) {
-        if (!(importance[k] > 0.0f) || !std::isfinite(importance[k])) continue;
-        raw[k] = std::pow(std::sqrt(static_cast<double>(importance[k])), alpha);
-        if (with_weights) raw[k] /= std::pow(profile[k], 1.0 - alpha);
-        sum_of_logs += std::log(raw[k]);
-        ++live;
+    int best_power = 0;
+    double least = with_weights ? std::numeric_limits<double>::infinity() : best_error;
+    const auto try_step = [&](int i) {
+      if (i < 1 || i > kSteps) return;
+      const double error = try_power(static_cast<double>(i) / kSteps, with_weights);
+      if (error < least) {
+        least = error;
+        best_power = i;
       }
-      // Around 1, so that what is folded into rows or norms keeps its size; and within bounds that an f16 group scale can follow.
-      const double middle = live > 0 ? std::exp(sum_of_logs / live) : 1.0;
-      std::vector<float> scale(n, 1.0f);
-      bool sane = live > 0;
-      for (size_t k = 0; k < n; ++k) {
-        if (raw[k] > 0.0) scale[k] = static_cast<float>(std::clamp(raw[k] / middle, 1.0 / kMaxScale, kMaxScale));
-        sane = sane && std::isfinite(scale[k]);
-      }
-      if (!sane) continue;
-      const double error = error_of(scale);
-      if (std::isfinite(error) && error < best_error) {
-        best_error = error;
-        best.scale = scale;
-      }
+    };
+    for (int i = 4; i <= kSteps; i += 4) try_step(i);
+    for (const int apart : {2, 1}) {
+      const int middle = best_power;
+      try_step(middle - apart);
+      try_step(middle + apart);
     }
   }
   best.error_with = size > 0.0 ? std::sqrt(std::max(0.0, best_error) / size) : 0.0;

@@ -27,6 +27,6 @@ struct AwqScale {
 AwqScale search_awq_scale(Ops& ops, ThreadPool& pool, const Moments& moments, std::span<const AwqMatrix> matrices, RangeSearch search);
 
 // trace(D G D^T) for D = difference [rows, n]: the squared error of the outputs over the calibration tokens.
-double output_error(Ops& ops, const Moments& moments, std::span<float> difference, int rows);
+double output_error(Ops& ops, const Moments& moments, std::span<const float> difference, int rows);
 
 }  // namespace cachalot

@@ -1,4 +1,4 @@
-// Factorisation, and the walk over columns: 16 rows of W at a time, one per lane, so that the inner loops vectorise.
+// Factorisation, and the walks over columns: 16 rows of W at a time, one in each lane.
 #include "quant/gptq.h"
 
 #include <algorithm>
@@ -7,193 +7,232 @@
 
 #include "base/check.h"
 #include "base/float_formats.h"
+#include "quant/cholesky.h"
+#include "tensor/lanes.h"
 
 namespace cachalot {
 namespace {
 
-constexpr int kLanes = 16;
+constexpr int kBlock = 128;  // columns
 
-// value and code of the nearest point of a grid.
-struct Nearest {
-  float value;
-  uint8_t code;
+// The grid with the rows of a group of 16 in lanes: [groups, runs] of them.
+struct LaneGrid {
+  int run = 0, n_codes = 0;
+  const float* levels = nullptr;
+  bool e4m3 = false;
+  size_t n_runs = 0;
+  std::vector<float> scale, offset;
+
+  explicit LaneGrid(const MatrixGrid& grid)
+      : run(grid.run), n_codes(grid.n_codes), levels(grid.levels), e4m3(grid.e4m3), n_runs(grid.n_runs()) {
+    const size_t rows = padded_to_lanes(grid.out);
+    scale.resize(rows * n_runs);
+    offset.resize(rows * n_runs);
+    for (size_t r = 0; r < static_cast<size_t>(grid.out); ++r)
+      for (size_t i = 0; i < n_runs; ++i) {
+        const size_t at = (r / kLanes * n_runs + i) * kLanes + r % kLanes;
+        scale[at] = grid.scale[r * n_runs + i];
+        offset[at] = grid.offset[r * n_runs + i];
+      }
+  }
 };
-Nearest nearest_on(const MatrixGrid& grid, size_t at, float value) {
-  const float scale = grid.scale[at], offset = grid.offset[at];
-  if (scale == 0.0f) {
-    // All codes stand for the offset, or for 0 where levels are signed: the code of level 0, or the one whose value is nearest.
-    return {offset, 0};
-  }
-  const float v = (value - offset) / scale;
-  int code = 0;
-  float level = 0.0f;
-  if (grid.e4m3) {
-    code = f32_to_e4m3(v);
-    level = e4m3_to_f32(static_cast<uint8_t>(code));
-  } else if (grid.levels == nullptr) {
-    level = std::nearbyint(std::clamp(v, 0.0f, static_cast<float>(grid.n_codes - 1)));
-    code = static_cast<int>(level);
-  } else {
-    for (int i = 1; i < grid.n_codes; ++i) code += v > 0.5f * (grid.levels[i - 1] + grid.levels[i]) ? 1 : 0;
-    level = grid.levels[code];
-  }
-  return {scale * level + offset, static_cast<uint8_t>(code)};
+
+// To the nearest E4M3 value, ties to even, for |v| <= 448: adding 1.5 * 2^23 steps leaves no bits for a fraction of a step.
+CACHALOT_LANES_INLINE Lanes nearest_e4m3(Lanes v) {
+  typedef uint32_t BitLanes __attribute__((vector_size(sizeof(Lanes))));  // NOLINT(modernize-use-using): as Lanes
+  const Lanes octave = larger((Lanes)((BitLanes)v & 0x7f800000u), spread(0x1p-6f)), magic = octave * (0x1p-3f * 12582912.0f);
+  return (v + magic) - magic;
 }
 
-// The block [begin, end) of the diagonal, already updated; plain Cholesky in double.
-bool factor_block(std::span<float> a, int n, int begin, int end) {
-  const auto N = static_cast<size_t>(n);
-  for (int k = begin; k < end; ++k) {
-    float* const row_k = a.data() + static_cast<size_t>(k) * N;
-    double d = row_k[k];
-    for (int j = begin; j < k; ++j) d -= static_cast<double>(row_k[j]) * row_k[j];
-    if (!(d > 0.0) || !std::isfinite(d)) return false;
-    const double root = std::sqrt(d);
-    row_k[k] = static_cast<float>(root);
-    for (int i = k + 1; i < end; ++i) {
-      float* const row_i = a.data() + static_cast<size_t>(i) * N;
-      double s = row_i[k];
-      for (int j = begin; j < k; ++j) s -= static_cast<double>(row_i[j]) * row_k[j];
-      row_i[k] = static_cast<float>(s / root);
+// Codes (as floats; an E4M3 code as its value) and values of the nearest points of the grid.
+struct Nearest {
+  Lanes value, code;
+};
+CACHALOT_LANES_INLINE Nearest nearest_on(const LaneGrid& grid, size_t at, Lanes value) {
+  const Lanes scale = load_lanes(grid.scale.data() + at), offset = load_lanes(grid.offset.data() + at), none = spread(0.0f);
+  const auto flat = scale == none;  // all codes stand for the offset
+  const Lanes v = (value - offset) / (flat ? spread(1.0f) : scale);
+  Lanes code, level;
+  if (grid.e4m3) {
+    code = level = nearest_e4m3(clamped(v, spread(-448.0f), spread(448.0f)));
+  } else if (grid.levels == nullptr) {
+    code = level = round_even(clamped(v, none, spread(static_cast<float>(grid.n_codes - 1))));
+  } else {
+    code = none;
+    level = spread(grid.levels[0]);
+    for (int i = 1; i < grid.n_codes; ++i) {
+      const auto above = v > 0.5f * (grid.levels[i - 1] + grid.levels[i]);
+      code = above ? spread(static_cast<float>(i)) : code;
+      level = above ? spread(grid.levels[i]) : level;
     }
   }
-  return true;
+  return {flat ? offset : scale * level + offset, flat ? none : code};
 }
+
+// Columns [begin, end) of the rows of one group of lanes.
+struct CodeWalk {
+  const LaneGrid& grid;
+  const float* factor;   // [n, n]
+  const int* order;      // [n]
+  const float* values;   // [rows, n] of the group
+  const float* carried;  // [n, stride]: of the columns before `begin`
+  float* error;          // [kLanes, end - begin] out
+  uint8_t* codes;        // [rows, n] of the group, out
+  size_t n, stride, group;
+  int rows, begin, end;
+};
+
+CACHALOT_LANES_INLINE void walk_codes(const CodeWalk& w) {
+  Lanes d[kBlock];
+  const int width = w.end - w.begin;
+  for (int i = 0; i < width; ++i) {
+    const auto k = static_cast<size_t>(w.begin + i);
+    const float* const r = w.factor + k * w.n + w.begin;
+    const auto column = static_cast<size_t>(w.order[k]);
+    Lanes value;
+    for (int l = 0; l < kLanes; ++l) value[l] = w.values[static_cast<size_t>(std::min(l, w.rows - 1)) * w.n + column];
+    const Lanes wanted = value + (load_lanes(w.carried + k * w.stride) + lanes_product(r, d, i)) / r[i];
+    const Nearest nearest = nearest_on(w.grid, (w.group * w.grid.n_runs + column / static_cast<size_t>(w.grid.run)) * kLanes, wanted);
+    d[i] = value - nearest.value;
+    for (int l = 0; l < w.rows; ++l) {
+      const float code = nearest.code[l];
+      w.codes[static_cast<size_t>(l) * w.n + column] = w.grid.e4m3 ? f32_to_e4m3(code) : static_cast<uint8_t>(code);
+    }
+  }
+  for (int l = 0; l < kLanes; ++l)
+    for (int i = 0; i < width; ++i) w.error[l * width + i] = d[i][l];
+}
+CACHALOT_LANES_FUNCTION(run_code_walk, CodeWalk, walk_codes)
 
 }  // namespace
 
-bool cholesky(Ops& ops, std::span<float> a, int n) {
-  CACHALOT_CHECK(a.size() == static_cast<size_t>(n) * static_cast<size_t>(n), "{} values for [{}, {}]", a.size(), n, n);
-  constexpr int kBlock = 64;
-  const auto N = static_cast<size_t>(n);
-  const auto at = [&](int row, int col, int rows, int cols) {
-    View view = View::matrix(a.data() + static_cast<size_t>(row) * N + static_cast<size_t>(col), DType::f32, rows, cols);
-    view.stride[0] = n;
-    return view;
-  };
-  for (int begin = 0; begin < n; begin += kBlock) {
-    const int end = std::min(begin + kBlock, n), width = end - begin;
-    if (!factor_block(a, n, begin, end)) return false;
-    if (end == n) break;
-    // Rows below: L_i = A_i L_kk^-T, then what is right of them loses L_i L_j^T.
-    for (int i = end; i < n; ++i) {
-      float* const row = a.data() + static_cast<size_t>(i) * N;
-      for (int k = begin; k < end; ++k) {
-        const float* const row_k = a.data() + static_cast<size_t>(k) * N;
-        double s = row[k];
-        for (int j = begin; j < k; ++j) s -= static_cast<double>(row[j]) * row_k[j];
-        row[k] = static_cast<float>(s / row_k[k]);
-      }
-    }
-    std::vector<float> negated(static_cast<size_t>(n - end) * static_cast<size_t>(width));
-    for (int i = end; i < n; ++i)
-      for (int k = 0; k < width; ++k)
-        negated[static_cast<size_t>(i - end) * static_cast<size_t>(width) + static_cast<size_t>(k)] =
-            -a[static_cast<size_t>(i) * N + static_cast<size_t>(begin + k)];
-    multiply(ops, View::matrix(negated.data(), DType::f32, n - end, width), at(end, begin, n - end, width), at(end, end, n - end, n - end),
-             1.0f);
-  }
-  for (size_t i = 0; i < N; ++i)
-    std::fill(a.begin() + static_cast<ptrdiff_t>(i * N + i + 1), a.begin() + static_cast<ptrdiff_t>((i + 1) * N), 0.0f);
-  return true;
-}
+ErrorFeedback::ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options, bool for_codes)
+    : ops_(ops), pool_(pool), moments_(moments), n_(moments.n) {
+  double mean = 0.0;
+  for (const double s : moments.square) mean += s / n_;
+  if (!(mean > 0.0) || !std::isfinite(static_cast<float>(mean))) mean = 1.0;  // no token, or an overflow: plain rounding
+  damping_ = static_cast<float>(static_cast<double>(options.damping) * mean);
+  if (!for_codes && moments.keeps_rows()) return;
 
-ErrorFeedback::ErrorFeedback(Ops& ops, const Moments& moments, const GptqOptions& options) : n_(moments.n) {
   const auto N = static_cast<size_t>(n_);
-  CACHALOT_CHECK(moments.gram.size() == N * N, "no Gram matrix of {} columns", n_);
+  const std::vector<float>& gram = moments.gram(ops);
   order_.resize(N);
   std::iota(order_.begin(), order_.end(), 0);
-  const auto diagonal = [&](int k) { return moments.gram[static_cast<size_t>(k) * N + static_cast<size_t>(k)]; };
+  const auto diagonal = [&](int k) { return gram[static_cast<size_t>(k) * N + static_cast<size_t>(k)]; };
   if (options.act_order) std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return diagonal(a) > diagonal(b); });
-  double mean = 0.0;
-  for (int k = 0; k < n_; ++k) mean += static_cast<double>(diagonal(k)) / n_;
-  if (!(mean > 0.0) || !std::isfinite(mean)) mean = 1.0;  // no token, or an overflow: plain rounding
   // R is the Cholesky factor of G with rows and columns reversed, reversed again. Row k of factor_ is column k of R.
   std::vector<float> reversed(N * N);
   for (float share = options.damping;; share *= 10.0f) {
-    damping_ = static_cast<float>(share * mean);
-    for (size_t i = 0; i < N; ++i)
-      for (size_t j = 0; j < N; ++j) {
-        const auto row = static_cast<size_t>(order_[N - 1 - i]), column = static_cast<size_t>(order_[N - 1 - j]);
-        const float g = moments.gram[row * N + column];
+    damping_ = static_cast<float>(static_cast<double>(share) * mean);
+    pool.run(n_, [&](int task, int) {
+      const auto i = static_cast<size_t>(task);
+      const float* const row = gram.data() + static_cast<size_t>(order_[N - 1 - i]) * N;
+      for (size_t j = 0; j <= i; ++j) {
+        const float g = row[order_[N - 1 - j]];
         reversed[i * N + j] = (std::isfinite(g) ? g : 0.0f) + (i == j ? damping_ : 0.0f);
       }
+    });
     if (cholesky(ops, reversed, n_)) break;
     CACHALOT_CHECK(share < 1e6f, "a Gram matrix with a negative diagonal");
   }
   factor_.resize(N * N);
-  for (size_t k = 0; k < N; ++k)
-    for (size_t j = 0; j <= k; ++j) factor_[k * N + j] = reversed[(N - 1 - j) * N + (N - 1 - k)];
-}
-
-void ErrorFeedback::choose_codes(QuantizedStack& stack, int m, std::span<const float> values, ThreadPool& pool) const {
-  const MatrixGrid grid = stack.grid(m);
-  CACHALOT_CHECK(grid.in == n_ && values.size() == static_cast<size_t>(grid.out) * static_cast<size_t>(n_), "[{}, {}] for {} inputs",
-                 grid.out, grid.in, n_);
-  const auto N = static_cast<size_t>(n_);
-  const size_t n_runs = grid.n_runs();
-  pool.run((grid.out + kLanes - 1) / kLanes, [&](int task, int) {
-    const int first = task * kLanes, rows = std::min(kLanes, grid.out - first);
-    std::vector<float> error(N * kLanes);  // d_j of each row, in processing order
-    std::vector<uint8_t> codes(N * kLanes);
-    for (size_t k = 0; k < N; ++k) {
-      const float* const r = factor_.data() + k * N;
-      float carried[kLanes] = {};
-      for (size_t j = 0; j < k; ++j) {
-        const float factor = r[j];
-        const float* const d = error.data() + j * kLanes;
-        for (int l = 0; l < kLanes; ++l) carried[l] += factor * d[l];
-      }
-      const float inverse = 1.0f / r[k];
-      const auto column = static_cast<size_t>(order_[k]);
-      for (int l = 0; l < rows; ++l) {
-        const auto row = static_cast<size_t>(first + l);
-        const float value = values[row * N + column];
-        const Nearest nearest = nearest_on(grid, row * n_runs + column / static_cast<size_t>(grid.run), value + carried[l] * inverse);
-        error[k * kLanes + static_cast<size_t>(l)] = value - nearest.value;
-        codes[static_cast<size_t>(l) * N + column] = nearest.code;
-      }
-    }
-    for (int l = 0; l < rows; ++l) stack.write_codes(m, first + l, codes.data() + static_cast<size_t>(l) * N);
+  constexpr size_t kTile = 32;
+  pool.run(static_cast<int>((N + kTile - 1) / kTile), [&](int task, int) {
+    const size_t first = static_cast<size_t>(task) * kTile, last = std::min(first + kTile, N);
+    for (size_t j0 = 0; j0 < last; j0 += kTile)
+      for (size_t k = first; k < last; ++k)
+        for (size_t j = j0; j < std::min(j0 + kTile, k + 1); ++j) factor_[k * N + j] = reversed[(N - 1 - j) * N + (N - 1 - k)];
   });
 }
 
-void ErrorFeedback::meet_earlier_errors(Ops& ops, const Moments& moments, std::span<float> values, int out, ThreadPool& pool) const {
+View ErrorFeedback::factor(int row, int column, int rows, int columns) const {
   const auto N = static_cast<size_t>(n_);
-  CACHALOT_CHECK(moments.cross.size() == N * N && values.size() == static_cast<size_t>(out) * N);
-  // (C - G)^T, so that the product W (C - G) has it as a weight.
-  std::vector<float> difference(N * N), change(values.size());
-  for (size_t i = 0; i < N; ++i)
-    for (size_t j = 0; j < N; ++j) difference[j * N + i] = moments.cross[i * N + j] - moments.gram[i * N + j];
-  multiply(ops, View::matrix(values.data(), DType::f32, out, n_), View::matrix(difference.data(), DType::f32, n_, n_),
+  return strided(factor_.data() + static_cast<size_t>(row) * N + static_cast<size_t>(column), rows, columns, N);
+}
+
+void ErrorFeedback::choose_codes(QuantizedStack& stack, int m, std::span<const float> values) const {
+  const MatrixGrid plain = stack.grid(m);
+  const int out = plain.out;
+  CACHALOT_CHECK(plain.in == n_ && values.size() == static_cast<size_t>(out) * static_cast<size_t>(n_), "[{}, {}] for {} inputs", out,
+                 plain.in, n_);
+  const LaneGrid grid(plain);
+  const auto N = static_cast<size_t>(n_), stride = padded_to_lanes(out);
+  std::vector<float> carried(N * stride), error(stride * kBlock);
+  std::vector<uint8_t> codes(static_cast<size_t>(out) * N);
+  for (int begin = 0; begin < n_; begin += kBlock) {
+    const int end = std::min(begin + kBlock, n_), width = end - begin;
+    pool_.run(static_cast<int>(stride / kLanes), [&](int group, int) {
+      const auto first = static_cast<size_t>(group) * kLanes;
+      run_code_walk({.grid = grid,
+                     .factor = factor_.data(),
+                     .order = order_.data(),
+                     .values = values.data() + first * N,
+                     .carried = carried.data() + first,
+                     .error = error.data() + first * static_cast<size_t>(width),
+                     .codes = codes.data() + first * N,
+                     .n = N,
+                     .stride = stride,
+                     .group = static_cast<size_t>(group),
+                     .rows = static_cast<int>(std::min<size_t>(kLanes, static_cast<size_t>(out) - first)),
+                     .begin = begin,
+                     .end = end});
+    });
+    if (end < n_)
+      multiply(ops_, factor(end, begin, n_ - end, width), View::matrix(error.data(), DType::f32, out, width),
+               strided(carried.data() + static_cast<size_t>(end) * stride, n_ - end, out, stride), 1.0f);
+  }
+  pool_.run(out, [&](int row, int) { stack.write_codes(m, row, codes.data() + static_cast<size_t>(row) * N); });
+}
+
+void ErrorFeedback::meet_earlier_errors(std::span<float> values, int out) const {
+  CACHALOT_CHECK(moments_.has_original() && values.size() == static_cast<size_t>(out) * static_cast<size_t>(n_));
+  if (moments_.keeps_rows()) return meet_by_rows(values, out);
+  const auto N = static_cast<size_t>(n_), stride = padded_to_lanes(out);
+  // z = (W (C - G))^T, columns of W in processing order; then x R R^T = z.
+  std::vector<float> z(N * stride);
+  {
+    std::vector<float> ordered(N * N);
+    pool_.run(n_, [&](int k, int) {
+      const float* const from = moments_.cross().data() + static_cast<size_t>(order_[static_cast<size_t>(k)]) * N;
+      std::copy_n(from, N, ordered.data() + static_cast<size_t>(k) * N);
+    });
+    multiply(ops_, View::matrix(ordered.data(), DType::f32, n_, n_), View::matrix(values.data(), DType::f32, out, n_),
+             strided(z.data(), n_, out, stride), 0.0f);
+  }
+  solve(ops_, pool_, factor_, n_, Triangle::transposed, z, out);
+  solve(ops_, pool_, factor_, n_, Triangle::lower, z, out);
+  pool_.run(static_cast<int>(stride / kLanes), [&](int group, int) {
+    const size_t first = static_cast<size_t>(group) * kLanes, last = std::min(first + kLanes, static_cast<size_t>(out));
+    for (size_t k = 0; k < N; ++k)
+      for (size_t row = first; row < last; ++row)
+        if (const float moved = z[k * stride + row]; std::isfinite(moved)) values[row * N + static_cast<size_t>(order_[k])] += moved;
+  });
+}
+
+// With few tokens, (C - G) (G + d)^-1 = (X' - X)^T (X X^T + d)^-1 X, whose inverse is one of tokens, not of columns.
+void ErrorFeedback::meet_by_rows(std::span<float> values, int out) const {
+  const View x = moments_.rows();
+  const int tokens = x.n_rows();
+  if (tokens == 0) return;
+  const auto T = static_cast<size_t>(tokens), N = static_cast<size_t>(n_), stride = padded_to_lanes(out);
+  std::vector<float> kernel(T * T), z(T * stride), change(values.size());
+  multiply(ops_, x, x, View::matrix(kernel.data(), DType::f32, tokens, tokens), 0.0f);
+  for (float damping = damping_;; damping *= 10.0f) {
+    std::vector<float> damped = kernel;
+    for (size_t t = 0; t < T; ++t) damped[t * T + t] += damping;
+    if (!std::isfinite(damping)) return;
+    if (!cholesky(ops_, damped, tokens)) continue;
+    kernel = std::move(damped);
+    break;
+  }
+  multiply(ops_, moments_.changes(), View::matrix(values.data(), DType::f32, out, n_), strided(z.data(), tokens, out, stride), 0.0f);
+  solve(ops_, pool_, kernel, tokens, Triangle::lower, z, out);
+  solve(ops_, pool_, kernel, tokens, Triangle::transposed, z, out);
+  std::vector<float> by_row = transposed(strided(z.data(), tokens, out, stride)), columns = transposed(x);
+  multiply(ops_, View::matrix(by_row.data(), DType::f32, out, tokens), View::matrix(columns.data(), DType::f32, n_, tokens),
            View::matrix(change.data(), DType::f32, out, n_), 0.0f);
-  pool.run((out + kLanes - 1) / kLanes, [&](int task, int) {
-    const int first = task * kLanes, rows = std::min(kLanes, out - first);
-    std::vector<float> z(N * kLanes);  // in processing order
-    for (size_t k = 0; k < N; ++k)
-      for (int l = 0; l < rows; ++l)
-        z[k * kLanes + static_cast<size_t>(l)] = change[static_cast<size_t>(first + l) * N + static_cast<size_t>(order_[k])];
-    // x R R^T = m: first y R^T = m from the last column back, then x R = y from the first on. factor_ row k holds R_jk, j <= k.
-    for (size_t k = N; k-- > 0;) {
-      const float* const r = factor_.data() + k * N;
-      float* const zk = z.data() + k * kLanes;
-      for (int l = 0; l < kLanes; ++l) zk[l] /= r[k];
-      for (size_t j = 0; j < k; ++j)
-        for (int l = 0; l < kLanes; ++l) z[j * kLanes + static_cast<size_t>(l)] -= r[j] * zk[l];
-    }
-    for (size_t k = 0; k < N; ++k) {
-      const float* const r = factor_.data() + k * N;
-      float* const zk = z.data() + k * kLanes;
-      for (size_t j = 0; j < k; ++j)
-        for (int l = 0; l < kLanes; ++l) zk[l] -= r[j] * z[j * kLanes + static_cast<size_t>(l)];
-      for (int l = 0; l < kLanes; ++l) zk[l] /= r[k];
-    }
-    for (size_t k = 0; k < N; ++k)
-      for (int l = 0; l < rows; ++l) {
-        const float moved = z[k * kLanes + static_cast<size_t>(l)];
-        if (std::isfinite(moved)) values[static_cast<size_t>(first + l) * N + static_cast<size_t>(order_[k])] += moved;
-      }
-  });
+  for (size_t i = 0; i < static_cast<size_t>(out) * N; ++i)
+    if (std::isfinite(change[i])) values[i] += change[i];
 }
 
 }  // namespace cachalot

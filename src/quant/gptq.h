@@ -2,7 +2,8 @@
 // the error of the outputs, not of the weights, is least. In the form of LDLQ (Chee et al. 2023), which gives the same codes without an
 // inverse: with G = R R^T, R upper triangular, and d_j = w_j - v_j the error of column j,
 //   v_k = nearest(w_k + sum over j < k of d_j R_jk / R_kk).
-// Columns go in order of falling diag(G) ("act order") on scales that were fixed before ("static groups"), so files need no g_idx.
+// Columns go in order of falling diag(G) ("act order") on scales that were fixed before ("static groups"), so files need no g_idx. A block
+// of columns is walked through alone; what it leaves to all later ones is one product.
 #pragma once
 
 #include <span>
@@ -17,28 +18,31 @@ struct GptqOptions {
   bool act_order = true;
 };
 
-// The factor of one G, shared by all matrices with the same input.
+// The factor of one G, shared by all matrices with the same input. All that it is made with must outlive it.
 class ErrorFeedback {
  public:
-  ErrorFeedback(Ops& ops, const Moments& moments, const GptqOptions& options);
+  // for_codes: choose_codes() will be called.
+  ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options, bool for_codes = true);
 
   // Chooses the codes of matrix m of `stack` for values [out, in], on the scales that the stack holds already.
-  void choose_codes(QuantizedStack& stack, int m, std::span<const float> values, ThreadPool& pool) const;
+  void choose_codes(QuantizedStack& stack, int m, std::span<const float> values) const;
   // The weights that would give on the quantized model's inputs x what W gives on the original ones x', W + W (C - G) G^-1 (C the cross
   // moments, G damped): errors of earlier layers are met here too. values [out, in] are changed in place.
-  void meet_earlier_errors(Ops& ops, const Moments& moments, std::span<float> values, int out, ThreadPool& pool) const;
+  void meet_earlier_errors(std::span<float> values, int out) const;
 
   [[nodiscard]] float damping() const { return damping_; }  // that was needed, absolute
 
  private:
+  [[nodiscard]] View factor(int row, int column, int rows, int columns) const;
+  void meet_by_rows(std::span<float> values, int out) const;
+
+  Ops& ops_;
+  ThreadPool& pool_;
+  const Moments& moments_;
   int n_ = 0;
   float damping_ = 0.0f;
   std::vector<int> order_;     // order_[i]: the column that goes i-th
   std::vector<float> factor_;  // [n, n] row k: R_jk for j <= k, in processing order
 };
-
-// Lower triangular L with a = L L^T for symmetric positive definite a [n, n], in place (the upper part becomes zero). False when a is not
-// positive definite. Large matrices are updated by products of `ops`.
-bool cholesky(Ops& ops, std::span<float> a, int n);
 
 }  // namespace cachalot

@@ -97,14 +97,12 @@ ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vec
                                                              : std::vector<float>{};
   const bool weigh = !importance.empty() && (is_planar(s.format) || recipe_.importance);
   const std::vector<float> wanted = values;
-  if (feedback != nullptr && stack.has_grid() && !moments->cross.empty())
-    feedback->meet_earlier_errors(ops_, *moments, values, s.out, pool_);
+  if (feedback != nullptr && stack.has_grid() && moments->has_original()) feedback->meet_earlier_errors(values, s.out);
   stack.round_to_nearest(m, values, weigh ? std::span<const float>(importance) : std::span<const float>{}, recipe_.search, pool_);
-  if (feedback != nullptr && stack.has_grid() && recipe_.uses_gptq()) feedback->choose_codes(stack, m, values, pool_);
-  if (moments == nullptr || moments->gram.empty()) return weighted_error(stack, m, wanted, importance);
-  // A sample of rows is enough to report by.
-  constexpr int kSampleRows = 256;
-  const int step = std::max(1, s.out / kSampleRows);
+  if (feedback != nullptr && stack.has_grid() && recipe_.uses_gptq()) feedback->choose_codes(stack, m, values);
+  if (moments == nullptr || !moments->has_gram()) return weighted_error(stack, m, wanted, importance);
+  // A sample of rows is enough to report by; of a stack, fewer of each matrix.
+  const int step = std::max(1, s.out / std::clamp(1024 / s.n_matrices(), 16, 256));
   const auto in = static_cast<size_t>(s.in);
   std::vector<float> difference, size, row(in);
   int rows = 0;
@@ -263,11 +261,11 @@ void LayerQuantizer::quantize_tensors(const std::vector<std::string>& tensors, c
     }
     QuantizedStack stack(name, p.scheme, 1, p.matrix.out, p.matrix.in);
     const bool feeds = wants_gram() && moments != nullptr && stack.has_grid();
-    if (feeds && !feedback) feedback = std::make_unique<ErrorFeedback>(ops_, *moments, recipe_.gptq);
+    if (feeds && !feedback) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, *moments, recipe_.gptq, recipe_.uses_gptq());
     std::vector<float> values = smooth_values(name, 0);
     const ErrorSums sums = quantize_matrix(stack, 0, values, moments, feeds ? feedback.get() : nullptr);
     quantized_.put(name, stack.source());
-    record(name, sums, moments != nullptr && !moments->gram.empty(), feeds, result);
+    record(name, sums, moments != nullptr && moments->has_gram(), feeds, result);
   }
 }
 
@@ -282,7 +280,7 @@ void LayerQuantizer::quantize_kv_b_parts(const Moments* moments, LayerResult& re
     const Moments* const seen = name == v_b ? moments : nullptr;
     const bool feeds = wants_gram() && seen != nullptr && stack.has_grid();
     std::unique_ptr<ErrorFeedback> feedback;
-    if (feeds) feedback = std::make_unique<ErrorFeedback>(ops_, *seen, recipe_.gptq);
+    if (feeds) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, *seen, recipe_.gptq, recipe_.uses_gptq());
     ErrorSums sums;
     for (int m = 0; m < p.matrix.n_matrices; ++m) {
       std::vector<float> values = dequant_matrix(from, m, pool_);
@@ -291,7 +289,7 @@ void LayerQuantizer::quantize_kv_b_parts(const Moments* moments, LayerResult& re
       sums.size += one.size;
     }
     quantized_.put(name, stack.source());
-    record(name, sums, seen != nullptr && !seen->gram.empty(), feeds, result);
+    record(name, sums, seen != nullptr && seen->has_gram(), feeds, result);
   }
   quantized_.hide(prefix_ + "attn_kv_b.weight");
 }

@@ -96,7 +96,7 @@ void LayerQuantizer::quantize_gated(GatedFfn& ffn, int m, View x, View original,
   Moments in_moments(hidden, wants_gram(), corrects);
   in_moments.add(ops_, x, row_weight, original);
   std::unique_ptr<ErrorFeedback> feedback;
-  if (wants_gram()) feedback = std::make_unique<ErrorFeedback>(ops_, in_moments, recipe_.gptq);
+  if (wants_gram()) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, in_moments, recipe_.gptq, recipe_.uses_gptq());
   ffn.of_outputs = wants_gram();
   ffn.fed_back = feedback != nullptr;
   const std::vector<float> unquantized_gate = gate, unquantized_up = up;
@@ -108,7 +108,7 @@ void LayerQuantizer::quantize_gated(GatedFfn& ffn, int m, View x, View original,
   Linear before;
   if (corrects) before = pack(view_of(unquantized_gate, inner, hidden), view_of(unquantized_up, inner, hidden));
   add_hidden(down_moments, now, corrects ? &before : nullptr);
-  if (wants_gram()) feedback = std::make_unique<ErrorFeedback>(ops_, down_moments, recipe_.gptq);
+  if (wants_gram()) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, down_moments, recipe_.gptq, recipe_.uses_gptq());
   add(ffn.down_sums, quantize_matrix(ffn.down_stack, m, down, &down_moments, feedback.get()));
 }
 

@@ -13,66 +13,6 @@
 namespace cachalot {
 namespace {
 
-struct GroupRange {
-  float scale = 0.0f;
-  int zero = 0;
-};
-
-// The scale and zero point whose codes 0 .. top span [low, high], as AutoAWQ and GPTQ define them; scale is rounded to the stored f16.
-GroupRange range_of(float low, float high, int top, bool symmetric) {
-  GroupRange range;
-  if (symmetric) {
-    const float largest = std::max(std::fabs(low), std::fabs(high));
-    range.scale = f16_to_f32(f32_to_f16(2.0f * largest / static_cast<float>(top)));
-    range.zero = (top + 1) / 2;
-  } else {
-    low = std::min(low, 0.0f);
-    high = std::max(high, 0.0f);
-    range.scale = f16_to_f32(f32_to_f16((high - low) / static_cast<float>(top)));
-    range.zero = range.scale > 0.0f ? static_cast<int>(std::clamp(std::nearbyint(-low / range.scale), 0.0f, static_cast<float>(top))) : 0;
-  }
-  return range;
-}
-
-int code_of(float value, const GroupRange& range, int top) {
-  if (!(range.scale > 0.0f)) return range.zero;
-  const float code = std::nearbyint(value / range.scale) + static_cast<float>(range.zero);
-  return static_cast<int>(std::clamp(code, 0.0f, static_cast<float>(top)));
-}
-
-double group_error(const float* values, const float* importance, int n, const GroupRange& range, int top) {
-  const float inverse = range.scale > 0.0f ? 1.0f / range.scale : 0.0f, zero = static_cast<float>(range.zero);
-  float sum = 0.0f;
-  for (int k = 0; k < n; ++k) {
-    const float code = std::min(std::max(std::nearbyint(values[k] * inverse) + zero, 0.0f), static_cast<float>(top));
-    const float error = values[k] - (code - zero) * range.scale;
-    sum += (importance != nullptr ? importance[k] : 1.0f) * error * error;
-  }
-  return static_cast<double>(sum);
-}
-
-GroupRange search_range(const float* values, const float* importance, int n, int top, bool symmetric, RangeSearch search) {
-  const auto [low_at, high_at] = std::minmax_element(values, values + n);
-  const float low = *low_at, high = *high_at;
-  GroupRange best = range_of(low, high, top, symmetric);
-  if (search == RangeSearch::span) return best;
-  double best_error = group_error(values, importance, n, best, top);
-  constexpr int kSteps = 20;
-  for (int i = 1; i <= kSteps; ++i) {
-    const float shrink = 1.0f - 0.025f * static_cast<float>(i);
-    // Both ends together, then each alone: the far tail is often on one side.
-    for (int side = 0; side < (symmetric ? 1 : 3); ++side) {
-      const GroupRange range = range_of(side == 1 ? low : low * shrink, side == 2 ? high : high * shrink, top, symmetric);
-      const double error = group_error(values, importance, n, range, top);
-      if (error < best_error) {
-        best_error = error;
-        best = range;
-      }
-    }
-  }
-  return best;
-}
-
 // To the nearest E4M3 value, ties to even: adding 1.5 * 2^23 steps leaves no bits for a fraction of a step.
 float nearest_e4m3(float v) {
   const float magnitude = std::min(std::fabs(v), 448.0f);
@@ -139,22 +79,29 @@ QuantizedStack::QuantizedStack(std::string name, const Scheme& scheme, int n_mat
   source_.keep_alive.push_back(memory_);
 }
 
-void QuantizedStack::round_planar_row(int m, int row, const float* values, std::span<const float> importance, RangeSearch search) {
+// A few rows, so that groups fill the lanes of the search.
+void QuantizedStack::round_planar_rows(int m, int first, int rows, const float* values, std::span<const float> importance,
+                                       RangeSearch search) {
   const WeightBytes& matrix = source_.matrices[static_cast<size_t>(m)];
-  const int group = source_.group, n_groups = source_.in / group, top = (1 << planar_bits(scheme_.format)) - 1;
-  auto* const scales = const_cast<std::byte*>(matrix.scales.data()) + static_cast<size_t>(row * n_groups) * sizeof(uint16_t);
-  auto* const zeros = const_cast<std::byte*>(matrix.zeros.data()) + static_cast<size_t>(row * n_groups);
-  std::vector<uint8_t> codes(static_cast<size_t>(source_.in));
-  for (int g = 0; g < n_groups; ++g) {
-    const float* const from = values + g * group;
-    const GroupRange range =
-        search_range(from, importance.empty() ? nullptr : importance.data() + g * group, group, top, scheme_.symmetric, search);
-    const uint16_t half = f32_to_f16(range.scale);
-    std::memcpy(scales + static_cast<size_t>(g) * sizeof half, &half, sizeof half);
-    zeros[g] = static_cast<std::byte>(range.zero);
-    for (int k = 0; k < group; ++k) codes[static_cast<size_t>(g * group + k)] = static_cast<uint8_t>(code_of(from[k], range, top));
+  const GroupKind kind{.group = source_.group, .top = (1 << planar_bits(scheme_.format)) - 1, .symmetric = scheme_.symmetric};
+  const auto in = static_cast<size_t>(source_.in), per_row = in / static_cast<size_t>(kind.group);
+  std::vector<GroupRange> ranges(static_cast<size_t>(rows) * per_row);
+  search_ranges(values, importance.empty() ? nullptr : importance.data(), rows, source_.in, kind, search, ranges.data());
+  std::vector<uint8_t> codes(in);
+  for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+    const size_t at = (static_cast<size_t>(first) + r) * per_row;
+    auto* const scales = const_cast<std::byte*>(matrix.scales.data()) + at * sizeof(uint16_t);
+    auto* const zeros = const_cast<std::byte*>(matrix.zeros.data()) + at;
+    for (size_t g = 0; g < per_row; ++g) {
+      const GroupRange& range = ranges[r * per_row + g];
+      const uint16_t half = f32_to_f16(range.scale);
+      std::memcpy(scales + g * sizeof half, &half, sizeof half);
+      zeros[g] = static_cast<std::byte>(range.zero);
+      const size_t begin = g * static_cast<size_t>(kind.group);
+      choose_nearest(values + r * in + begin, kind, range, codes.data() + begin);
+    }
+    write_codes(m, first + static_cast<int>(r), codes.data());
   }
-  write_codes(m, row, codes.data());
 }
 
 // 128 rows, the last band perhaps fewer.
@@ -185,17 +132,19 @@ void QuantizedStack::round_to_nearest(int m, std::span<const float> values, std:
   if (scheme_.format == Format::fp8_block)
     return pool.run((source_.out + kFp8Block - 1) / kFp8Block,
                     [&](int band, int) { round_fp8_band(m, band, values.data(), importance, search); });
-  constexpr int kRowsPerTask = 8;
+  constexpr int kRowsPerTask = 16;
   const size_t bytes = row_bytes(scheme_.format, source_.in);
   pool.run((source_.out + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
-    for (int r = task * kRowsPerTask; r < std::min((task + 1) * kRowsPerTask, source_.out); ++r) {
+    const int first = task * kRowsPerTask, rows = std::min(kRowsPerTask, source_.out - first);
+    if (is_planar(scheme_.format))
+      return round_planar_rows(m, first, rows, values.data() + static_cast<size_t>(first) * in, importance, search);
+    for (int r = first; r < first + rows; ++r) {
       const float* const row = values.data() + static_cast<size_t>(r) * in;
-      if (is_planar(scheme_.format))
-        round_planar_row(m, r, row, importance, search);
-      else if (importance.empty())
-        quantize_row(scheme_.format, row, source_.in, data + static_cast<size_t>(r) * bytes);
+      std::byte* const to = data + static_cast<size_t>(r) * bytes;
+      if (importance.empty())
+        quantize_row(scheme_.format, row, source_.in, to);
       else
-        quantize_row(scheme_.format, row, importance, data + static_cast<size_t>(r) * bytes);
+        quantize_row(scheme_.format, row, importance, to);
     }
   });
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "quant/range_search.h"
 #include "quant/scheme.h"
 #include "tensor/linear_source.h"
 
@@ -19,12 +20,6 @@ struct MatrixGrid {
   bool e4m3 = false;                 // the level is the code read as E4M3
   std::vector<float> scale, offset;  // [out, n_runs]
   [[nodiscard]] size_t n_runs() const { return static_cast<size_t>((in + run - 1) / run); }
-};
-
-// How the scale of a planar group or an FP8 block is found. (Block formats always fit; see tensor/run_fit.h.)
-enum class RangeSearch : uint8_t {
-  span,  // from the smallest to the largest weight of the group
-  fit,   // the span that leaves the least error, weighted by importance: a narrower one clips, FP8 with importance also tries wider ones
 };
 
 class QuantizedStack {
@@ -47,7 +42,7 @@ class QuantizedStack {
   [[nodiscard]] const Scheme& scheme() const { return scheme_; }
 
  private:
-  void round_planar_row(int m, int row, const float* values, std::span<const float> importance, RangeSearch search);
+  void round_planar_rows(int m, int first, int rows, const float* values, std::span<const float> importance, RangeSearch search);
   void round_fp8_band(int m, int band, const float* values, std::span<const float> importance, RangeSearch search);
 
   Scheme scheme_;

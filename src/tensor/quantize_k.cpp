@@ -309,26 +309,12 @@ CACHALOT_LANES_INLINE void encode_row(const Row& row) {
     encode_runs<32>(row, entry.block_elems, entry.block_bytes);
 }
 
-using Encoder = void (*)(const Row&);
-void encode_plain(const Row& row) { encode_row(row); }
-#if defined(__x86_64__)
-[[gnu::target("avx2")]] void encode_avx2(const Row& row) { encode_row(row); }
-[[gnu::target("avx512f")]] void encode_avx512(const Row& row) { encode_row(row); }
-#endif
-
-Encoder best_encoder() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return encode_avx512;
-  if (__builtin_cpu_supports("avx2")) return encode_avx2;
-#endif
-  return encode_plain;
-}
+CACHALOT_LANES_FUNCTION(encode, Row, encode_row)
 
 }  // namespace
 
 void quantize_weighted(Format format, const float* in, const float* importance, int64_t n, uint8_t* out) {
   CACHALOT_CHECK(has_block_codes(format), "{}", info(format).name);
-  static const Encoder encode = best_encoder();
   encode({format, in, importance, n, out});
 }
 

@@ -10,6 +10,7 @@
 #include "base/float_formats.h"
 #include "cpu/cpu_ops.h"
 #include "quant/awq.h"
+#include "quant/cholesky.h"
 #include "support/support.h"
 
 namespace cachalot::test {
@@ -35,10 +36,16 @@ View view(std::vector<float>& values, int rows, int cols) { return View::matrix(
 struct Fixture {
   std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2});
   ThreadPool pool{2};
-  int n = 128, out = 24, rows = 600;
-  std::vector<float> x = inputs(rows, n, 1), w = random_floats(static_cast<size_t>(out) * static_cast<size_t>(n), 2, 0.05f);
-  Moments moments{n, true, true};
-  Fixture() { moments.add(*ops, view(x, rows, n), nullptr, view(x, rows, n)); }
+  int n, out = 24, rows = 600;
+  std::vector<float> x, w;
+  Moments moments;
+  explicit Fixture(int columns = 128)
+      : n(columns),
+        x(inputs(rows, n, 1)),
+        w(random_floats(static_cast<size_t>(out) * static_cast<size_t>(n), 2, 0.05f)),
+        moments(n, true, true) {
+    moments.add(*ops, view(x, rows, n), nullptr, view(x, rows, n));
+  }
 
   // Squared error of the outputs.
   double error(const QuantizedStack& stack) {
@@ -70,7 +77,7 @@ TEST(Moments, AreSumsOverWeightedRows) {
         const auto at = static_cast<size_t>(t);
         want += static_cast<double>(weight[at]) * weight[at] * x[at * 12 + static_cast<size_t>(i)] * x[at * 12 + static_cast<size_t>(j)];
       }
-      EXPECT_NEAR(m.gram[static_cast<size_t>(i * 12 + j)], want, 1e-3);
+      EXPECT_NEAR(m.gram(*f.ops)[static_cast<size_t>(i * 12 + j)], want, 1e-3);
       if (i == j) {
         EXPECT_NEAR(m.square[static_cast<size_t>(i)], want, 1e-3);
       }
@@ -78,9 +85,43 @@ TEST(Moments, AreSumsOverWeightedRows) {
   EXPECT_EQ(m.tokens, 50);
 }
 
-TEST(Cholesky, FactorsAndRefuses) {
+// More columns than the blocks that the work is cut into; first with few rows, which are kept, then with many.
+TEST(Moments, OfManyColumns) {
+  constexpr int kColumns = 700, kFew = 60, kRows = 400;
   Fixture f;
-  std::vector<float> a = f.moments.gram;
+  std::vector<float> x = inputs(kRows, kColumns, 5), other = inputs(kRows, kColumns, 6);
+  Moments m(kColumns, true, true);
+  const auto sum = [&](int rows, int i, auto&& second) {
+    double out = 0.0;
+    for (int t = 0; t < rows; ++t)
+      out += static_cast<double>(x[static_cast<size_t>(t * kColumns + i)]) * second(static_cast<size_t>(t * kColumns));
+    return out;
+  };
+  const auto expect_gram = [&](int rows) {
+    const std::vector<float>& gram = m.gram(*f.ops);
+    for (int i = 0; i < kColumns; i += 37)
+      for (int j = 0; j < kColumns; j += 41) {
+        EXPECT_NEAR(gram[static_cast<size_t>(i * kColumns + j)], sum(rows, i, [&](size_t row) { return x[row + static_cast<size_t>(j)]; }),
+                    2e-2);
+        EXPECT_EQ(gram[static_cast<size_t>(i * kColumns + j)], gram[static_cast<size_t>(j * kColumns + i)]);
+      }
+  };
+  m.add(*f.ops, view(x, kRows, kColumns).rows(0, kFew), nullptr, view(other, kRows, kColumns).rows(0, kFew));
+  EXPECT_TRUE(m.keeps_rows());
+  expect_gram(kFew);
+  m.add(*f.ops, view(x, kRows, kColumns).rows(kFew, kRows - kFew), nullptr, view(other, kRows, kColumns).rows(kFew, kRows - kFew));
+  EXPECT_FALSE(m.keeps_rows());
+  expect_gram(kRows);
+  for (int i = 0; i < kColumns; i += 37)
+    for (int j = 0; j < kColumns; j += 41) {
+      const auto change = [&](size_t row) { return other[row + static_cast<size_t>(j)] - x[row + static_cast<size_t>(j)]; };
+      EXPECT_NEAR(m.cross()[static_cast<size_t>(i * kColumns + j)], sum(kRows, i, change), 2e-2);
+    }
+}
+
+TEST(Cholesky, FactorsAndRefuses) {
+  Fixture f(740);
+  std::vector<float> a = f.moments.gram(*f.ops);
   for (int k = 0; k < f.n; ++k) a[static_cast<size_t>(k * f.n + k)] *= 1.01f;
   const std::vector<float> before = a;
   ASSERT_TRUE(cholesky(*f.ops, a, f.n));
@@ -98,47 +139,48 @@ TEST(Cholesky, FactorsAndRefuses) {
 // The original formulation: after each column the rest of the weights moves by the inverse of what is left of the Gram matrix.
 TEST(Gptq, ChoosesTheCodesOfTheOriginalFormulation) {
   Fixture f;
-  const int n = 32, out = 6;
+  const int n = 160, out = 6;
   std::vector<float> x = inputs(400, n, 3), w = random_floats(static_cast<size_t>(out * n), 4, 0.05f);
   Moments m(n, true, false);
   m.add(*f.ops, view(x, 400, n), nullptr);
   QuantizedStack stack("w", {Format::int4_planar, 32, false}, 1, out, n);
   stack.round_to_nearest(0, w, {}, RangeSearch::span, f.pool);
   const MatrixGrid grid = stack.grid(0);
-  ErrorFeedback(*f.ops, m, {.damping = 0.01f, .act_order = false}).choose_codes(stack, 0, w, f.pool);
+  ErrorFeedback(*f.ops, f.pool, m, {.damping = 0.01f, .act_order = false}).choose_codes(stack, 0, w);
 
   double mean = 0.0;
-  for (int k = 0; k < n; ++k) mean += m.gram[static_cast<size_t>(k * n + k)] / n;
+  for (int k = 0; k < n; ++k) mean += m.gram(*f.ops)[static_cast<size_t>(k * n + k)] / n;
+  std::vector<double> rows(w.begin(), w.end()), left(m.gram(*f.ops).begin(), m.gram(*f.ops).end());
+  for (int k = 0; k < n; ++k) left[static_cast<size_t>(k * n + k)] += 0.01 * mean;
+  std::vector<float> got(w.size());
+  for (int o = 0; o < out; ++o) stack.dequant(0, o, got.data() + o * n);
   int differing = 0;
-  for (int o = 0; o < out; ++o) {
-    std::vector<double> row(w.begin() + o * n, w.begin() + (o + 1) * n), left(static_cast<size_t>(n * n));
-    for (int i = 0; i < n * n; ++i) left[static_cast<size_t>(i)] = m.gram[static_cast<size_t>(i)] + (i % (n + 1) == 0 ? 0.01 * mean : 0.0);
-    std::vector<float> got(static_cast<size_t>(n));
-    stack.dequant(0, o, got.data());
-    for (int k = 0; k < n; ++k) {
-      // Inverse of the Gram matrix of columns k.. by Gauss-Jordan.
-      const int size = n - k;
-      std::vector<double> a(static_cast<size_t>(size * 2 * size));
+  for (int k = 0; k < n; ++k) {
+    // Inverse of the Gram matrix of columns k.. by Gauss-Jordan.
+    const int size = n - k;
+    std::vector<double> a(static_cast<size_t>(size * 2 * size));
+    for (int i = 0; i < size; ++i) {
+      for (int j = 0; j < size; ++j) a[static_cast<size_t>(i * 2 * size + j)] = left[static_cast<size_t>((k + i) * n + k + j)];
+      a[static_cast<size_t>(i * 2 * size + size + i)] = 1.0;
+    }
+    for (int p = 0; p < size; ++p) {
+      const double pivot = a[static_cast<size_t>(p * 2 * size + p)];
+      for (int j = 0; j < 2 * size; ++j) a[static_cast<size_t>(p * 2 * size + j)] /= pivot;
       for (int i = 0; i < size; ++i) {
-        for (int j = 0; j < size; ++j) a[static_cast<size_t>(i * 2 * size + j)] = left[static_cast<size_t>((k + i) * n + k + j)];
-        a[static_cast<size_t>(i * 2 * size + size + i)] = 1.0;
+        const double factor = a[static_cast<size_t>(i * 2 * size + p)];
+        if (i == p) continue;
+        for (int j = 0; j < 2 * size; ++j) a[static_cast<size_t>(i * 2 * size + j)] -= factor * a[static_cast<size_t>(p * 2 * size + j)];
       }
-      for (int p = 0; p < size; ++p) {
-        const double pivot = a[static_cast<size_t>(p * 2 * size + p)];
-        for (int j = 0; j < 2 * size; ++j) a[static_cast<size_t>(p * 2 * size + j)] /= pivot;
-        for (int i = 0; i < size; ++i) {
-          const double factor = a[static_cast<size_t>(i * 2 * size + p)];
-          if (i == p) continue;
-          for (int j = 0; j < 2 * size; ++j) a[static_cast<size_t>(i * 2 * size + j)] -= factor * a[static_cast<size_t>(p * 2 * size + j)];
-        }
-      }
-      const auto inverse = [&](int i, int j) { return a[static_cast<size_t>(i * 2 * size + size + j)]; };
-      const double scale = grid.scale[static_cast<size_t>(o)], offset = grid.offset[static_cast<size_t>(o)];
-      const double code = std::clamp(std::nearbyint((row[static_cast<size_t>(k)] - offset) / scale), 0.0, 15.0),
-                   value = code * scale + offset;
-      differing += std::fabs(value - got[static_cast<size_t>(k)]) > 0.5 * scale ? 1 : 0;
-      const double step = (row[static_cast<size_t>(k)] - value) / inverse(0, 0);
-      for (int j = 0; j < size; ++j) row[static_cast<size_t>(k + j)] -= step * inverse(0, j);
+    }
+    const auto inverse = [&](int i, int j) { return a[static_cast<size_t>(i * 2 * size + size + j)]; };
+    for (int o = 0; o < out; ++o) {
+      double* const row = rows.data() + o * n;
+      const auto at = static_cast<size_t>(o) * grid.n_runs() + static_cast<size_t>(k / grid.run);
+      const double scale = grid.scale[at], offset = grid.offset[at];
+      const double code = std::clamp(std::nearbyint((row[k] - offset) / scale), 0.0, 15.0), value = code * scale + offset;
+      differing += std::fabs(value - got[static_cast<size_t>(o * n + k)]) > 0.5 * scale ? 1 : 0;
+      const double step = (row[k] - value) / inverse(0, 0);
+      for (int j = 0; j < size; ++j) row[k + j] -= step * inverse(0, j);
     }
   }
   EXPECT_LE(differing, 2) << "of " << out * n << " codes; one tie in f32 may change what follows it";
@@ -152,7 +194,7 @@ TEST(Gptq, LeavesFarLessOutputErrorThanRounding) {
     QuantizedStack rounded("w", scheme, 1, f.out, f.n), fed("w", scheme, 1, f.out, f.n);
     rounded.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
     fed.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
-    ErrorFeedback(*f.ops, f.moments, {}).choose_codes(fed, 0, f.w, f.pool);
+    ErrorFeedback(*f.ops, f.pool, f.moments, {}).choose_codes(fed, 0, f.w);
     EXPECT_LT(f.error(fed), 0.5 * f.error(rounded)) << name_of(scheme);
   }
 }
@@ -182,7 +224,7 @@ TEST(Fp8, SpanIsTheReferenceAndFitIsNoWorse) {
 }
 
 TEST(Gptq, MeetsEarlierErrors) {
-  Fixture f;
+  Fixture f(300);
   // Inputs as a layer before would spoil them; the moved weights give the original outputs on them more closely.
   std::vector<float> spoiled = f.x;
   const std::vector<float> noise = random_floats(spoiled.size(), 9, 0.3f);
@@ -190,7 +232,7 @@ TEST(Gptq, MeetsEarlierErrors) {
   Moments m(f.n, true, true);
   m.add(*f.ops, view(spoiled, f.rows, f.n), nullptr, view(f.x, f.rows, f.n));
   std::vector<float> moved = f.w;
-  ErrorFeedback(*f.ops, m, {}).meet_earlier_errors(*f.ops, m, moved, f.out, f.pool);
+  ErrorFeedback(*f.ops, f.pool, m, {}).meet_earlier_errors(moved, f.out);
   const auto distance = [&](const std::vector<float>& weights) {
     double sum = 0.0;
     for (int o = 0; o < f.out; ++o)
@@ -207,8 +249,35 @@ TEST(Gptq, MeetsEarlierErrors) {
   EXPECT_LT(distance(moved), 0.6 * distance(f.w));
   // Nothing spoiled, nothing moved.
   std::vector<float> still = f.w;
-  ErrorFeedback(*f.ops, f.moments, {}).meet_earlier_errors(*f.ops, f.moments, still, f.out, f.pool);
+  ErrorFeedback(*f.ops, f.pool, f.moments, {}).meet_earlier_errors(still, f.out);
   for (size_t i = 0; i < still.size(); ++i) EXPECT_NEAR(still[i], f.w[i], 1e-6f);
+}
+
+// Rows of zeros say nothing, but there are enough of them that G is summed: the two ways to move weights agree.
+TEST(Gptq, FewRowsAndManyMoveWeightsAlike) {
+  constexpr int kColumns = 300, kRows = 90;
+  Fixture f(kColumns);
+  std::vector<float> spoiled = f.x;
+  const std::vector<float> noise = random_floats(spoiled.size(), 9, 0.3f);
+  for (size_t i = 0; i < spoiled.size(); ++i) spoiled[i] = i < size_t{kRows} * kColumns ? 0.9f * spoiled[i] + noise[i] : 0.0f;
+  std::vector<float> original = f.x;
+  std::fill(original.begin() + ptrdiff_t{kRows} * kColumns, original.end(), 0.0f);
+  const auto moved = [&](int rows) {
+    Moments m(kColumns, true, true);
+    m.add(*f.ops, view(spoiled, f.rows, kColumns).rows(0, rows), nullptr, view(original, f.rows, kColumns).rows(0, rows));
+    EXPECT_EQ(m.keeps_rows(), rows == kRows);
+    std::vector<float> w = f.w;
+    ErrorFeedback(*f.ops, f.pool, m, {}, false).meet_earlier_errors(w, f.out);
+    return w;
+  };
+  const std::vector<float> few = moved(kRows), many = moved(f.rows);
+  double change = 0.0, difference = 0.0;
+  for (size_t i = 0; i < few.size(); ++i) {
+    change += static_cast<double>(few[i] - f.w[i]) * (few[i] - f.w[i]);
+    difference += static_cast<double>(few[i] - many[i]) * (few[i] - many[i]);
+  }
+  EXPECT_GT(change, 0.0);
+  EXPECT_LT(difference, 1e-6 * change);
 }
 
 TEST(Awq, ScalesAreSaneWithDeadAndHugeChannels) {
@@ -225,6 +294,52 @@ TEST(Awq, ScalesAreSaneWithDeadAndHugeChannels) {
   EXPECT_EQ(scale.scale[3], 1.0f);
   for (const float s : scale.scale) EXPECT_TRUE(std::isfinite(s) && s > 0.0f);
   EXPECT_LT(scale.error_with, 0.5 * scale.error_without);
+}
+
+// Groups that do not fill the 16 lanes of the search, against the search of one group as it is written down.
+TEST(RangeSearch, IsTheBestOfTheNarrowedSpans) {
+  constexpr int kGroup = 40, kIn = 120, kRows = 7;
+  const std::vector<float> w = random_floats(size_t{kRows} * kIn, 11, 0.05f), importance = random_floats(kIn, 12);
+  std::vector<float> weight(importance.size());
+  std::transform(importance.begin(), importance.end(), weight.begin(), [](float v) { return v * v; });
+  const auto half = [](float v) { return f16_to_f32(f32_to_f16(v)); };
+  for (const bool symmetric : {false, true}) {
+    const GroupKind kind{.group = kGroup, .top = 15, .symmetric = symmetric};
+    std::vector<GroupRange> found(size_t{kRows} * (kIn / kGroup)), spans = found;
+    search_ranges(w.data(), weight.data(), kRows, kIn, kind, RangeSearch::fit, found.data());
+    search_ranges(w.data(), nullptr, kRows, kIn, kind, RangeSearch::span, spans.data());
+    for (size_t g = 0; g < found.size(); ++g) {
+      const float* const x = w.data() + g * kGroup;
+      const float* const importance_of = weight.data() + g * kGroup % kIn;
+      const auto [low, high] = std::minmax_element(x, x + kGroup);
+      float least = std::numeric_limits<float>::infinity();
+      GroupRange best;
+      for (int i = 0; i <= 20; ++i)
+        for (int side = 0; side < (symmetric ? 1 : 3); ++side) {
+          const float shrink = 1.0f - 0.025f * static_cast<float>(i), a = std::min(0.0f, side == 1 ? *low : *low * shrink),
+                      b = std::max(0.0f, side == 2 ? *high : *high * shrink);
+          GroupRange range{.scale = symmetric ? half(2.0f * std::max(-a, b) / 15.0f) : half((b - a) / 15.0f), .zero = 8};
+          if (!symmetric) range.zero = static_cast<int>(std::clamp(std::nearbyint(-a / range.scale), 0.0f, 15.0f));
+          float error = 0.0f;
+          for (int k = 0; k < kGroup; ++k) {
+            const float zero = static_cast<float>(range.zero),
+                        code = std::clamp(std::nearbyint(x[k] * (1.0f / range.scale)), -zero, 15.0f - zero);
+            const float d = x[k] - code * range.scale;
+            error += importance_of[k] * d * d;
+          }
+          if (i == 0) {
+            EXPECT_EQ(spans[g].scale, range.scale);
+            EXPECT_EQ(spans[g].zero, range.zero);
+          }
+          if (error < least) {
+            least = error;
+            best = range;
+          }
+        }
+      EXPECT_EQ(found[g].scale, best.scale) << g;
+      EXPECT_EQ(found[g].zero, best.zero) << g;
+    }
+  }
 }
 
 }  // namespace
