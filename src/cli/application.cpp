@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -112,6 +113,7 @@ int parse(CLI::App& app, int argc, char** argv, bool& finished) {
 }  // namespace
 
 int run_application(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no further is an error like a full disk
   CLI::App app("Runs DeepSeek-family language models (MLA + MoE) and the dense models around them.", "cachalot");
   app.formatter(std::make_shared<HelpFormatter>());
   app.option_defaults()->take_last();

@@ -20,6 +20,7 @@
 #include "cli/open_engine.h"
 #include "cli/process.h"
 #include "cli/prompt_file.h"
+#include "io/atomic_file.h"
 #include "text/detokenizer.h"
 #include "text/stop.h"
 
@@ -88,12 +89,7 @@ class Output {
     }
     in.close();
     if (dropped) {
-      const std::string temporary = path_ + ".part";
-      std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-      out << kept;
-      out.close();
-      if (!out) fail("{}: cannot be written", temporary);
-      std::filesystem::rename(temporary, path_);
+      write_atomically(path_, kept);
     } else if (whole != std::filesystem::file_size(path_)) {
       std::filesystem::resize_file(path_, whole);
     }

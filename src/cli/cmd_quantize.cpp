@@ -2,12 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <csignal>
+#include <charconv>
 #include <filesystem>
 #include <optional>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/mapped_file.h"
 #include "cli/backend.h"
 #include "cli/commands.h"
 #include "cli/load_tokenizer.h"
@@ -29,12 +30,11 @@ namespace {
 constexpr size_t kMaxText = 1u << 30;  // bytes
 
 struct QuantizeFlags {
-  std::string model, out, format, type, method = "rtn", device = "cpu", report, tokenizer, imatrix;
+  std::string model, out, format, type, method = "rtn", device = "cpu", report, tokenizer, imatrix, target_size;
   std::vector<std::string> domains, calibration, evaluation, rules, keep;
   int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
   int64_t tokens = 65536;
   double damping = 0.01, target_bits = 0.0, target_ppl = 0.0, shard_gigabytes = 5.0;
-  uint64_t target_size = 0;
   bool resume = false, force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false,
        quantized_inputs = false, no_act_order = false, dry_run = false, measure = false, span = false;
 };
@@ -184,6 +184,9 @@ std::string hash_of(const CalibrationSet& set, const std::vector<PlannedMatrix>&
   return fmt::format("{:016x}", hash.value());
 }
 
+// A file may change under its name.
+std::string hash_of_file(const std::string& path) { return fmt::format("{:016x}", xxh3(MappedFile::open(path)->bytes())); }
+
 // What a run that goes on must have in common with the one that was interrupted.
 nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& checkpoint, const std::string& hash) {
   int64_t bytes = 0;
@@ -195,7 +198,7 @@ nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& ch
           {"--method", flags.method},
           {"--rule", flags.rules},
           {"--keep", flags.keep},
-          {"--imatrix", flags.imatrix},
+          {"--imatrix", flags.imatrix.empty() ? std::string() : hash_of_file(flags.imatrix)},
           {"--damping", flags.damping},
           {"--no-act-order", flags.no_act_order},
           {"--quantized-inputs", flags.quantized_inputs},
@@ -243,9 +246,23 @@ Output open_output(const QuantizeFlags& flags, const Checkpoint& checkpoint, con
   return out;
 }
 
+// "700MB", "1.5 GB", "7000000".
+double bytes_of(const std::string& text, const char* flag) {
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string unit(end, text.data() + text.size());
+  std::erase(unit, ' ');
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](char c) { return static_cast<char>(std::tolower(c)); });
+  constexpr std::pair<std::string_view, double> kUnits[] = {{"", 1.0}, {"b", 1.0}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}};
+  const auto* const found = std::find_if(std::begin(kUnits), std::end(kUnits), [&](const auto& entry) { return entry.first == unit; });
+  if (error != std::errc() || !(value > 0.0) || found == std::end(kUnits))
+    fail("{}: found \"{}\", expected a size such as 700MB or 1.5GB", flag, printable(text));
+  return value * found->second;
+}
+
 // What matrices of the layers may have when all matrices together take `bytes`.
-double bits_for_size(const std::vector<PlannedMatrix>& planned, uint64_t bytes) {
-  double rest = 8.0 * static_cast<double>(bytes), weights = 0.0;
+double bits_for_size(const std::vector<PlannedMatrix>& planned, double bytes) {
+  double rest = 8.0 * bytes, weights = 0.0;
   for (const PlannedMatrix& p : planned) {
     const auto n = static_cast<double>(p.matrix.n_weights());
     if (p.matrix.name.starts_with("blk."))
@@ -255,12 +272,12 @@ double bits_for_size(const std::vector<PlannedMatrix>& planned, uint64_t bytes) 
   }
   const double bits = rest / weights;
   if (bits < 2.0)
-    fail("--target-size: {} bytes leave {:.2f} bits a weight beside embedding and head, expected at least 2", bytes, std::max(0.0, bits));
+    fail("--target-size: {:.0f} bytes leave {:.2f} bits a weight beside embedding and head, expected at least 2", bytes,
+         std::max(0.0, bits));
   return bits;
 }
 
 int quantize(QuantizeFlags flags) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no further is an error like a full disk
   const FileFormat format = format_of(flags);
   if (flags.type.empty()) flags.type = default_type(format);
   auto checkpoint = Checkpoint::open(flags.model);
@@ -272,7 +289,8 @@ int quantize(QuantizeFlags flags) {
     viewed = std::move(checkpoint);
     checkpoint = make_hf_view(*viewed, config);
   }
-  const bool searches = flags.target_bits > 0.0 || flags.target_ppl > 0.0 || flags.target_size > 0;
+  const double target_size = flags.target_size.empty() ? 0.0 : bytes_of(flags.target_size, "--target-size");
+  const bool searches = flags.target_bits > 0.0 || flags.target_ppl > 0.0 || target_size > 0.0;
   if (format != FileFormat::gguf && searches)
     fail("--target-bits, --target-size and --target-ppl search mixes of block types, which only gguf files hold");
   Recipe recipe = recipe_of(flags, config);
@@ -311,8 +329,8 @@ int quantize(QuantizeFlags flags) {
   };
   if (searches) {
     MixGoal goal{.bits = flags.target_bits, .ppl_ratio = flags.target_ppl};
-    if (flags.target_size > 0) {
-      const double bits = bits_for_size(plan(recipe, config), flags.target_size);
+    if (target_size > 0.0) {
+      const double bits = bits_for_size(plan(recipe, config), target_size);
       goal.bits = goal.bits > 0.0 ? std::min(goal.bits, bits) : bits;
     }
     const MixSearchResult mix = search_mix(*checkpoint, config, *ops, pool, recipe, set, goal, progress);
@@ -401,9 +419,8 @@ void add_quantize_command(CLI::App& app, Context& context) {
       ->check(number_between(2, 16));
   command
       ->add_option("--target-size", flags->target_size,
-                   "Search the mix of types: all matrices together in at most so many bytes (700MB, 5GB; 1 kB is 1000 bytes)")
-      ->type_name("BYTES")
-      ->transform(CLI::AsSizeValue(true));
+                   "Search the mix of types: all matrices together in at most so many bytes (700MB, 1.5GB; 1 kB is 1000 bytes)")
+      ->type_name("BYTES");
   command
       ->add_option("--target-ppl", flags->target_ppl,
                    "Search the mix of types: the smallest whose perplexity is at most X times the original's")

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -90,6 +91,11 @@ ProgramResult run_program(const std::vector<std::string>& arguments, const Progr
     redirect(input, O_RDONLY, STDIN_FILENO);
     redirect(out, O_WRONLY | O_CREAT, STDOUT_FILENO);
     redirect(err, O_WRONLY | O_CREAT, STDERR_FILENO);
+    if (options.file_limit >= 0) {
+      const auto limit = static_cast<rlim_t>(options.file_limit);
+      const rlimit limits{limit, limit};
+      ::setrlimit(RLIMIT_FSIZE, &limits);
+    }
     for (const std::string& variable : options.environment) ::putenv(const_cast<char*>(variable.c_str()));
     become_program(arguments);
   }

@@ -23,6 +23,7 @@ struct ProgramOptions {
   std::string input;                     // what the program reads
   std::vector<std::string> environment;  // NAME=VALUE, besides this process's own
   int interrupt_after_ms = -1;           // sends SIGINT then
+  int64_t file_limit = -1;               // bytes that a file that it writes may grow to, as on a full disk
 };
 // Runs `cachalot ARGUMENTS`; a test failure when it takes longer than two minutes.
 ProgramResult run_program(const std::vector<std::string>& arguments, const ProgramOptions& options = {});

@@ -61,6 +61,8 @@ TEST_F(QuantizeText, MistypedTextIsNamed) {
   EXPECT_THAT(refusal({"--calib", file("a.jsonl", "{\"text\": 5}\n")}), HasSubstr("a.jsonl: line 1: \"text\": found number"));
   EXPECT_THAT(refusal({"--calib", legal_, "-o", "x.gguf"}), HasSubstr("--measure: writes no file"));
   EXPECT_THAT(refusal({"--calib", legal_, "--type", "q4_k", "--target-size", "100kB"}), HasSubstr("--target-size: 100000 bytes leave"));
+  EXPECT_THAT(refusal({"--calib", legal_, "--type", "q4_k", "--target-size", "0.1 MB"}), HasSubstr("--target-size: 100000 bytes leave"));
+  EXPECT_THAT(refusal({"--calib", legal_, "--type", "q4_k", "--target-size", "7 apples"}), HasSubstr("expected a size such as 700MB"));
 }
 
 TEST(QuantizeFormats, DirectoriesAreReadByTheOtherCommands) {
@@ -76,6 +78,30 @@ TEST(QuantizeFormats, DirectoriesAreReadByTheOtherCommands) {
     // What is there already is not written over.
     EXPECT_NE(run_program({"quantize", "-m", model, "-o", out, "--format", format}).code, 0) << format;
   }
+}
+
+// A run that a full disk ended goes on with the text of its importance matrix, not with whatever has its name by then.
+TEST(QuantizeResume, KnowsAnImportanceMatrixByItsContent) {
+  const TempDir folder;
+  const std::string model = testdata("tiny-v2").string(), matrix = folder.path() / "m.gguf", out = folder.path() / "q.gguf";
+  const auto gather = [&](const std::string& text) {
+    const ProgramResult made =
+        run_program({"imatrix", "-m", model, "-f", testdata(text).string(), "-o", matrix, "--window", "64", "--windows", "2", "--force"});
+    ASSERT_EQ(made.code, 0) << made.err;
+  };
+  const std::vector<std::string> command{"quantize", "-q", "-m", model, "-o", out, "--imatrix", matrix};
+  std::vector<std::string> resume = command;
+  resume.emplace_back("--resume");
+  gather("text/docs/calib.txt");
+  EXPECT_EQ(run_program(command, {.file_limit = 100'000}).code, 1);
+  gather("text/code/calib.txt");
+  const ProgramResult other = run_program(resume);
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err, HasSubstr("--imatrix: found"));
+  gather("text/docs/calib.txt");
+  const ProgramResult same = run_program(resume);
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_TRUE(std::filesystem::exists(out));
 }
 
 TEST(QuantizeFormats, ADirectoryIsNotNamedLikeAFile) {

@@ -144,5 +144,27 @@ TEST(Usage, FullDiskIsAnError) {
   EXPECT_EQ(WEXITSTATUS(status), 1);
 }
 
+TEST(Usage, AFileThatCannotGrowIsAnErrorThatLeavesNothing) {
+  const std::string model = testdata("tiny-v2"), text = testdata("text/docs/calib.txt");
+  const std::vector<std::vector<std::string>> commands{
+      {"convert", "-q", "-m", model, "-o"},
+      {"pack", "-q", model, "-o"},
+      {"quantize", "-q", "--format", "awq", "-m", model, "-o"},
+      {"quantize", "-q", "-m", model, "-o"},
+      {"imatrix", "-m", model, "-f", text, "--window", "64", "--windows", "2", "-o"},
+      {"eval", "ppl", "-m", model, "-f", text, "--window", "64", "--windows", "4", "--method", "llama", "--save-all-logits"},
+  };
+  for (std::vector<std::string> arguments : commands) {
+    const TempDir folder;
+    arguments.push_back(folder.path() / "out");
+    const ProgramResult result = run_program(arguments, {.file_limit = 2000});
+    EXPECT_EQ(result.code, 1) << arguments[0] << ' ' << arguments[1] << ": " << result.err;
+    EXPECT_THAT(result.err, HasSubstr("File too large")) << arguments[0] << ' ' << arguments[1];
+    EXPECT_FALSE(std::filesystem::is_regular_file(folder.path() / "out"));
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+      EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
+  }
+}
+
 }  // namespace
 }  // namespace cachalot::test
