@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "cli/xml_text.h"
+#include "cli/svg_plot.h"
 
 namespace cachalot {
 namespace {
@@ -123,41 +123,35 @@ double quantile(const std::vector<double>& sorted, double q) {
   return sorted[std::min(sorted.size(), std::max<size_t>(at, 1)) - 1];
 }
 
-std::string traffic_picture(const std::vector<TrafficPoint>& points, const std::string& title, const std::string& latency_name) {
-  constexpr double kWidth = 720, kHeight = 420, kLeft = 80, kRight = 40, kTop = 50, kBottom = 60;
+std::string traffic_picture(std::vector<TrafficPoint> points, const std::string& title, const std::string& latency_name) {
+  using Anchor = SvgPlot::Anchor;
+  SvgPlot out(720, 410, title);
   double most_x = 0.0, most_y = 0.0;
   for (const TrafficPoint& p : points) {
     most_x = std::max(most_x, p.throughput);
-    most_y = std::max(most_y, p.latency);
+    most_y = std::max(most_y, 1e3 * p.latency);
   }
-  most_x = most_x > 0.0 ? 1.15 * most_x : 1.0;
-  most_y = most_y > 0.0 ? 1.15 * most_y : 1.0;
-  const auto x = [&](double v) { return kLeft + v / most_x * (kWidth - kLeft - kRight); };
-  const auto y = [&](double v) { return kHeight - kBottom - v / most_y * (kHeight - kTop - kBottom); };
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" font-family=\"system-ui, "
-      "sans-serif\" font-size=\"12\">\n"
-      "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n<text x=\"{2}\" y=\"28\" font-size=\"15\">{3}</text>\n",
-      kWidth, kHeight, kLeft, xml_escaped(title));
-  for (int i = 0; i <= 5; ++i) {
-    const double vx = most_x * i / 5, vy = most_y * i / 5;
-    out += fmt::format(
-        "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"#ddd\"/><text x=\"{0:.1f}\" y=\"{3:.1f}\" "
-        "text-anchor=\"middle\">{4:.4g}</text>\n",
-        x(vx), y(0), y(most_y), y(0) + 18, vx);
-    out += fmt::format(
-        "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" stroke=\"#ddd\"/><text x=\"{3:.1f}\" y=\"{4:.1f}\" "
-        "text-anchor=\"end\">{5:.4g}</text>\n",
-        x(0), y(vy), x(most_x), x(0) - 8, y(vy) + 4, 1e3 * vy);
+  most_x = most_x > 0.0 ? 1.1 * most_x : 1.0;
+  most_y = most_y > 0.0 ? 1.1 * most_y : 1.0;
+  const auto x = [&](double v) { return out.left + v / most_x * (out.right - out.left); };
+  const auto y = [&](double v) { return out.bottom - v / most_y * (out.bottom - out.top); };
+  const double step_x = tick_step(most_x, 6), step_y = tick_step(most_y, 6);
+  for (int i = 0; i * step_x <= most_x; ++i) {
+    out.line("grid", x(i * step_x), out.top, x(i * step_x), out.bottom);
+    out.text(x(i * step_x), out.bottom + 18, Anchor::middle, fmt::format("{:g}", i * step_x));
   }
-  out +=
-      fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">output tokens/s</text>\n", (x(0) + x(most_x)) / 2, kHeight - 16);
-  out += fmt::format("<text transform=\"translate(20 {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}, ms</text>\n", (y(0) + y(most_y)) / 2,
-                     xml_escaped(latency_name));
-  for (const TrafficPoint& p : points)
-    out += fmt::format("<circle cx=\"{0:.1f}\" cy=\"{1:.1f}\" r=\"4.5\" fill=\"#0b5c7d\"/><text x=\"{2:.1f}\" y=\"{3:.1f}\">{4}</text>\n",
-                       x(p.throughput), y(p.latency), x(p.throughput) + 8, y(p.latency) - 6, xml_escaped(p.name));
-  return out + "</svg>\n";
+  for (int i = 0; i * step_y <= most_y; ++i) {
+    out.line("grid", out.left, y(i * step_y), out.right, y(i * step_y));
+    out.text(out.left - 8, y(i * step_y) + 4, Anchor::end, fmt::format("{:g}", i * step_y));
+  }
+  out.line("axis", out.left, out.top, out.left, out.bottom);
+  out.line("axis", out.left, out.bottom, out.right, out.bottom);
+  out.text(out.left, 20, Anchor::start, title);
+  out.text((out.left + out.right) / 2, 402, Anchor::middle, "output tokens/s");
+  out.upright_text(16, (out.top + out.bottom) / 2, latency_name + ", ms");
+  std::sort(points.begin(), points.end(), [](const TrafficPoint& a, const TrafficPoint& b) { return a.latency < b.latency; });
+  for (const TrafficPoint& p : points) out.point(x(p.throughput), y(1e3 * p.latency), p.name);
+  return out.finish();
 }
 
 }  // namespace cachalot

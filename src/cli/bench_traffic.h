@@ -40,6 +40,6 @@ struct TrafficPoint {
   std::string name;
   double throughput = 0.0, latency = 0.0;
 };
-std::string traffic_picture(const std::vector<TrafficPoint>& points, const std::string& title, const std::string& latency_name);
+std::string traffic_picture(std::vector<TrafficPoint> points, const std::string& title, const std::string& latency_name);
 
 }  // namespace cachalot

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -12,6 +11,7 @@
 #include "cli/open_engine.h"
 #include "cli/process.h"
 #include "cli/read_file.h"
+#include "io/atomic_file.h"
 
 namespace cachalot {
 namespace {
@@ -114,10 +114,9 @@ class Table {
     for (const Row& row : rows_)
       points.push_back(
           {row.name, static_cast<double>(row.result.output_tokens) / row.result.seconds, quantile(row.result.all().gaps, 0.5)});
-    std::ofstream out(flags_.picture, std::ios::binary | std::ios::trunc);
-    out << traffic_picture(points, fmt::format("{} prompt and {} output tokens", flags_.load.n_prompt, flags_.load.n_output),
-                           "gap between tokens, median");
-    if (!out.flush()) fail("{}: cannot be written", flags_.picture);
+    write_atomically(flags_.picture,
+                     traffic_picture(points, fmt::format("{} prompt and {} output tokens", flags_.load.n_prompt, flags_.load.n_output),
+                                     "gap between tokens, median"));
   }
 
  private:

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/svg_plot.h"
 #include "cli/text_units.h"
-#include "cli/xml_text.h"
 
 namespace cachalot {
 namespace {
@@ -22,14 +22,6 @@ std::string speed_text(const ComparedModel& m) {
 Json domain_json(const ComparedDomain& d) {
   return {{"domain", d.domain}, {"tokens", d.tokens},     {"ppl", d.ppl},       {"ppl_ratio", d.ppl_ratio},
           {"kl", d.kl},         {"kl_error", d.kl_error}, {"kl_p99", d.kl_p99}, {"top1", d.top1}};
-}
-
-// A step of 1, 2 or 5 times a power of ten that cuts `span` into about `n` parts.
-double tick_step(double span, int n) {
-  const double raw = span / n, power = std::pow(10.0, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (raw <= factor * power) return factor * power;
-  return 10.0 * power;
 }
 
 // The plot's area in pixels, and where figures lie in it.
@@ -124,57 +116,39 @@ Json comparison_json(const Comparison& c) {
 }
 
 std::string comparison_svg(const Comparison& c) {
+  using Anchor = SvgPlot::Anchor;
   const Plot plot = plot_of(c);
-  std::string out =
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 410\" role=\"img\" font-family=\"sans-serif\" font-size=\"12\">\n"
-      "<title>File size against mean KL divergence</title>\n"
-      "<style>\n"
-      ":root{--ink:#1b1f24;--faint:#d0d7de;--mark:#0b62c4;--page:#ffffff}\n"
-      "@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--faint:#3d444d;--mark:#5cb0ff;--page:#0d1117}}\n"
-      ".page{fill:var(--page)}text{fill:var(--ink)}.grid{stroke:var(--faint)}.axis{stroke:var(--ink)}.mark{fill:var(--mark)}\n"
-      ".base{stroke:var(--mark);stroke-dasharray:4 4}\n"
-      "</style>\n<rect class=\"page\" width=\"720\" height=\"410\"/>\n";
-  const auto text = [&](double x, double y, const char* anchor, const std::string& what) {
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, xml_escaped(what));
-  };
-  const auto line = [&](const char* style, double x1, double y1, double x2, double y2) {
-    out += fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", style, x1, y1, x2, y2);
-  };
+  SvgPlot out(720, 410, "File size against mean KL divergence");
+  out.left = Plot::kLeft, out.right = Plot::kRight, out.top = Plot::kTop, out.bottom = Plot::kBottom;
   for (double decade = plot.y_low; decade <= plot.y_high + 1e-9; decade += 1.0) {
     const double kl = std::pow(10.0, decade), y = plot.y(kl);
-    line("grid", Plot::kLeft, y, Plot::kRight, y);
-    text(Plot::kLeft - 8, y + 4, "end", fmt::format("{:g}", kl));
+    out.line("grid", out.left, y, out.right, y);
+    out.text(out.left - 8, y + 4, Anchor::end, fmt::format("{:g}", kl));
   }
   const double step = tick_step(plot.x_high - plot.x_low, 6);
   for (double bytes = std::ceil(plot.x_low / step) * step; bytes <= plot.x_high; bytes += step) {
-    line("grid", plot.x(bytes), Plot::kTop, plot.x(bytes), Plot::kBottom);
-    text(plot.x(bytes), Plot::kBottom + 18, "middle", bytes_text(bytes));
+    out.line("grid", plot.x(bytes), out.top, plot.x(bytes), out.bottom);
+    out.text(plot.x(bytes), out.bottom + 18, Anchor::middle, bytes_text(bytes));
   }
-  line("axis", Plot::kLeft, Plot::kTop, Plot::kLeft, Plot::kBottom);
-  line("axis", Plot::kLeft, Plot::kBottom, Plot::kRight, Plot::kBottom);
-  text(Plot::kLeft, 20, "start", "Mean KL divergence from " + c.base + ", nats (lower is better)");
-  text((Plot::kLeft + Plot::kRight) / 2, 402, "middle", "file size (smaller is better)");
+  out.line("axis", out.left, out.top, out.left, out.bottom);
+  out.line("axis", out.left, out.bottom, out.right, out.bottom);
+  out.text(out.left, 20, Anchor::start, "Mean KL divergence from " + c.base + ", nats (lower is better)");
+  out.text((out.left + out.right) / 2, 402, Anchor::middle, "file size (smaller is better)");
 
   std::vector<const ComparedModel*> shown;
   for (const ComparedModel& m : c.models) {
-    if (!m.is_base) shown.push_back(&m);
-    if (m.is_base) {
-      line("base", plot.x(m.file_bytes), Plot::kTop, plot.x(m.file_bytes), Plot::kBottom);
-      const bool right = plot.x(m.file_bytes) > (Plot::kLeft + Plot::kRight) / 2;
-      text(plot.x(m.file_bytes) + (right ? -6 : 6), Plot::kBottom - 8, right ? "end" : "start", m.name);
+    if (!m.is_base) {
+      shown.push_back(&m);
+      continue;
     }
+    const double x = plot.x(m.file_bytes);
+    out.line("base", x, out.top, x, out.bottom);
+    const bool right = x > (out.left + out.right) / 2;
+    out.text(x + (right ? -6 : 6), out.bottom - 8, right ? Anchor::end : Anchor::start, m.name);
   }
   std::sort(shown.begin(), shown.end(), [](const ComparedModel* a, const ComparedModel* b) { return drawn_kl(*a) < drawn_kl(*b); });
-  double last_y = 1e9;
-  for (const ComparedModel* m : shown) {
-    const double x = plot.x(m->file_bytes), y = plot.y(drawn_kl(*m));
-    out += fmt::format("<circle class=\"mark\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/>\n", x, y);
-    const double label = std::min(y + 4, last_y - 13);  // names of models that lie close go above each other
-    const bool right = x > Plot::kRight - 140;
-    text(right ? x - 9 : x + 9, label, right ? "end" : "start", m->name);
-    last_y = label;
-  }
-  return out + "</svg>\n";
+  for (const ComparedModel* m : shown) out.point(plot.x(m->file_bytes), plot.y(drawn_kl(*m)), m->name);
+  return out.finish();
 }
 
 }  // namespace cachalot
