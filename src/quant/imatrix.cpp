@@ -91,7 +91,7 @@ void ImportanceMatrix::add(const ImportanceMatrix& other) {
     for (size_t i = 0; i < entry.counts.size(); ++i) entry.counts[i] += more.counts[more.counts.size() == 1 ? 0 : i] * scale;
   }
   datasets.insert(datasets.end(), other.datasets.begin(), other.datasets.end());
-  chunk_count += other.chunk_count;
+  chunk_count = static_cast<int>(std::min<int64_t>(int64_t{chunk_count} + other.chunk_count, INT32_MAX));
 }
 
 std::vector<float> ImportanceMatrix::importance(const ModelMatrix& matrix, int m) const {

@@ -61,6 +61,7 @@ ImportanceMatrix read_gguf(const std::filesystem::path& path) {
     out.entries[name] = std::move(entry);
   }
   if (!counts.empty()) fail("{}: {}{} has no {}", out.file, printable(counts.begin()->first), kCounts, kSums);
+  if (out.entries.empty()) fail("{}: found no tensor NAME{}, expected one for each weight", out.file, kSums);
   return out;
 }
 

@@ -250,6 +250,8 @@ TEST(Imatrix, RefusesBadFilesByName) {
   EXPECT_THAT(error(), HasSubstr("w.counts has no .in_sum2"));
   write_gguf(file, {{"w.in_sum2", {1, 8}}, {"w.counts", {3, 1}}});
   EXPECT_THAT(error(), HasSubstr("w: found 8 sums for 3 counts"));
+  write_gguf(file, {{"w", {1, 8}}});
+  EXPECT_THAT(error(), HasSubstr("found no tensor NAME.in_sum2"));
 
   const auto dat = [&](std::initializer_list<std::variant<int, const char*, float>> parts) {
     std::ofstream out(file, std::ios::binary);
