@@ -96,8 +96,11 @@ ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vec
                                         : moments != nullptr ? moments->importance()
                                                              : std::vector<float>{};
   const bool weigh = !importance.empty() && (is_planar(s.format) || recipe_.importance);
-  const std::vector<float> wanted = values;
-  if (feedback != nullptr && stack.has_grid() && moments->has_original()) feedback->meet_earlier_errors(values, s.out);
+  // A copy only where values change: of an embedding it would be as large as all else together.
+  const bool meets = feedback != nullptr && stack.has_grid() && moments->has_original();
+  const std::vector<float> before = meets ? values : std::vector<float>{};
+  const std::span<const float> wanted = meets ? before : values;
+  if (meets) feedback->meet_earlier_errors(values, s.out);
   stack.round_to_nearest(m, values, weigh ? std::span<const float>(importance) : std::span<const float>{}, recipe_.search, pool_);
   if (feedback != nullptr && stack.has_grid() && recipe_.uses_gptq()) feedback->choose_codes(stack, m, values);
   if (moments == nullptr || !moments->has_gram()) return weighted_error(stack, m, wanted, importance);
