@@ -25,16 +25,14 @@ void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x,
     o.linear(q, w.q_b, full);
     q = full;
   }
-  o.mla_prologue(
-      {.kv = kv, .batch = &b, .dims = c.mla_dims(), .q = q, .row = row, .norm = w.kv_a_norm.view, .eps = c.rms_eps, .rope = rope});
+  const MlaPrologue prologue{
+      .kv = kv, .batch = &b, .dims = c.mla_dims(), .q = q, .row = row, .norm = w.kv_a_norm.view, .eps = c.rms_eps, .rope = rope};
 
   const View context = o.temp(x.dtype, T, H * c.v_dim);
-  if (const Rows& rows = b.decode; rows.n_rows > 0) {
-    const View absorbed = o.temp(x.dtype, rows.n_rows, H * (R + S)), result = o.temp(x.dtype, rows.n_rows, H * R);
-    o.head_linear(q.rows(rows.row_begin, rows.n_rows), w.uk_t, absorbed);
-    o.attend({kv, &b, rows, c.softmax_scale}, absorbed, result);
-    o.head_linear(result, w.uv, context.rows(rows.row_begin, rows.n_rows));
-  }
+  if (const Rows& rows = b.decode; rows.n_rows > 0)
+    o.mla_absorbed({prologue, rows, c.softmax_scale, &w.uk_t, &w.uv}, context.rows(rows.row_begin, rows.n_rows));
+  else
+    o.mla_prologue(prologue);
   if (const Rows& rows = b.prefill; rows.n_rows > 0)
     o.attend_expanded({kv, &b, rows, c.softmax_scale}, c.mla_dims(), q.rows(rows.row_begin, rows.n_rows), w.kv_b,
                       context.rows(rows.row_begin, rows.n_rows));

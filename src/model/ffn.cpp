@@ -21,4 +21,25 @@ void ffn(const Step& step, const MoeFfn& w, View x, View y) {
   o.moe(x, w.experts, routing, y);
 }
 
+void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, View x, View xn, View y) {
+  auto& [o, c, b, rope] = step;
+  const auto* moe = std::get_if<MoeFfn>(&w);
+  if (moe == nullptr) {
+    o.add_rmsnorm(x, y, norm.view, c.rms_eps, xn);
+    return ffn(step, std::get<DenseFfn>(w), xn, y);
+  }
+  const Scope scope(o);
+  const Routing routing{o.temp(DType::i32, b.n_tokens, c.router.top_k), o.temp(DType::f32, b.n_tokens, c.router.top_k)};
+  o.moe_prologue({.residual = x,
+                  .delta = y,
+                  .norm = norm.view,
+                  .eps = c.rms_eps,
+                  .y = xn,
+                  .router = &moe->router,
+                  .bias = moe->router_bias.view,
+                  .how = c.router,
+                  .out = routing});
+  o.moe(xn, moe->experts, routing, y);
+}
+
 }  // namespace cachalot

@@ -105,6 +105,45 @@ OpCase mla_prologue_case(const MlaDims& d, KvFormat format) {
   return c;
 }
 
+// The absorbed form whole, and the last rows that it put into the cache.
+OpCase mla_absorbed_case(const MlaDims& d, KvFormat format, const std::string& label, std::vector<SequenceShape> sequences) {
+  OpCase c{.name = fmt::format("attend/mla_absorbed/{}/{}x{}+{}/{}/block16", label, d.n_heads, d.kv_rank, d.rope_dim, name_of(format)),
+           .op = "attend"};
+  c.slack = format == KvFormat::fp8 ? 6.0 : 3.0;  // three results on the way are rounded
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const auto paged = make_paged_batch(b, mla_layout(d.kv_rank, d.rope_dim, format, 16), sequences);
+    const int rows = paged->batch.n_tokens, most = paged->batch.max_kv;
+    const auto q = b.activations(rows, d.n_heads * (d.nope + d.rope_dim), 1.0f, 8), row = b.activations(rows, d.kv_rank + d.rope_dim);
+    const auto norm = b.f32(1, d.kv_rank), table = b.f32(most, d.rope_dim), context = b.unset(ops.activation(), rows, d.n_heads * d.v_dim);
+    const auto weights = std::make_shared<std::pair<Linear, Linear>>(
+        b.weights({.format = Format::bf16, .out = d.kv_rank, .in = d.nope, .n_matrices = d.n_heads}),
+        b.weights({.format = Format::bf16, .out = d.v_dim, .in = d.kv_rank, .n_matrices = d.n_heads}));
+    const auto out = b.unset(DType::f32, 1, d.kv_rank + d.rope_dim);
+    b.output("context", context);
+    b.output("out", out);
+    b.keep(weights);
+    return b.finish([&ops, d, p = paged.get(), w = weights.get(), q, row, norm, table, context, out, last = sequences[0].kv_len - 1] {
+      const Rows all = p->rows(0, static_cast<int>(p->kv_len.size()));
+      ops.mla_absorbed({.prologue = {.kv = p->kv,
+                                     .batch = &p->batch,
+                                     .dims = d,
+                                     .q = q->view(),
+                                     .row = row->view(),
+                                     .norm = norm->view(),
+                                     .eps = 1e-6f,
+                                     .rope = {d.rope_dim, true, table->view()}},
+                        .rows = all,
+                        .scale = 0.07f,
+                        .uk = &w->first,
+                        .uv = &w->second},
+                       context->view());
+      ops.kv_gather({.kv = p->kv, .batch = &p->batch, .rows = all}, 0, last, 1, out->view());
+    });
+  };
+  return c;
+}
+
 // Rows of bytes: MLA only.
 void add_fp8_cases(std::vector<OpCase>& cases) {
   constexpr KvFormat f = KvFormat::fp8;
@@ -211,7 +250,13 @@ void add_attention_cases(std::vector<OpCase>& cases) {
     cases.push_back(attend_expanded_case({"deepseek", 2, mla_layout(512, 64, KvFormat::bf16, 32), {{20, 41}, {3, 3}}}, kDeepSeekMla, w));
   add_fp8_cases(cases);
   for (const KvFormat f : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::fp8})
-    for (const MlaDims& d : {kGoldenMla, kDeepSeekMla}) cases.push_back(mla_prologue_case(d, f));
+    for (const MlaDims& d : {kGoldenMla, kDeepSeekMla}) {
+      cases.push_back(mla_prologue_case(d, f));
+      cases.push_back(mla_absorbed_case(d, f, "one", {{1, 700}}));
+      cases.push_back(mla_absorbed_case(d, f, "few", {{1, 130}, {1, 0}, {2, 300}}));
+      cases.push_back(mla_absorbed_case(d, f, "short", {{1, 20}, {1, 1}}));
+      cases.push_back(mla_absorbed_case(d, f, "more", {{1, 70}, {1, 33}, {3, 40}, {1, 90}}));
+    }
 }
 
 }  // namespace cachalot::test

@@ -62,6 +62,39 @@ OpCase route_case(const RouteShape& s, int rows) {
   return c;
 }
 
+// Router rows so large that no choice turns on how the normed row is rounded.
+OpCase moe_prologue_case(const RouteShape& s, int hidden, int rows) {
+  OpCase c{.name = fmt::format("route/moe_prologue/{}/top{}of{}/{}/T{}", s.label, s.router.top_k, s.router.n_experts, hidden, rows),
+           .op = "route"};
+  c.slack = 3.0;
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const int n = s.router.n_experts, k = s.router.top_k;
+    const auto residual = b.f32(rows, hidden), delta = b.activations(rows, hidden), norm = b.f32(1, hidden),
+               y = b.unset(ops.activation(), rows, hidden);
+    const auto bias = s.with_bias ? b.f32(1, n, 0.2f) : nullptr;
+    const auto router = std::make_shared<Linear>(b.weights({.format = Format::f32, .out = n, .in = hidden}));
+    const auto ids = b.unset(DType::i32, rows, k), weights = b.unset(DType::f32, rows, k);
+    b.output("residual", residual);
+    b.output("y", y);
+    b.output("ids", ids, true);
+    b.output("weights", weights);
+    b.keep(router);
+    return b.finish([&ops, how = s.router, residual, delta, norm, y, bias, router = router.get(), ids, weights] {
+      ops.moe_prologue({.residual = residual->view(),
+                        .delta = delta->view(),
+                        .norm = norm->view(),
+                        .eps = 1e-6f,
+                        .y = y->view(),
+                        .router = router,
+                        .bias = bias ? bias->view() : View{},
+                        .how = how,
+                        .out = {ids->view(), weights->view()}});
+    });
+  };
+  return c;
+}
+
 // A routing of `rows` rows with distinct experts per row; some rows are padding.
 void random_routing(CaseBuilder& b, const MoeCase& s, std::vector<int>& ids, std::vector<float>& weights) {
   std::vector<int> experts(static_cast<size_t>(s.n_experts));
@@ -127,6 +160,12 @@ OpCase sample_case(int rows, int vocab) {
 }
 
 void add_route_cases(std::vector<OpCase>& cases) {
+  for (const int rows : {1, 3, 9}) {
+    cases.push_back(moe_prologue_case({"softmax", {.n_experts = 8, .top_k = 2}}, 64, rows));
+    cases.push_back(moe_prologue_case({"softmax", {.n_experts = 64, .top_k = 6}}, 2048, rows));
+    cases.push_back(moe_prologue_case({"sigmoid_bias", {.n_experts = 60, .top_k = 4, .scoring = Scoring::sigmoid, .normalise = true}, true},
+                                      384, rows));
+  }
   for (const int rows : {1, 7, 33}) {
     for (const int n : {8, 60, 64, 160, 384}) {
       cases.push_back(route_case({"softmax", {.n_experts = n, .top_k = 6, .scale = 1.0f}}, rows));

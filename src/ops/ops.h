@@ -119,6 +119,27 @@ struct MlaPrologue {
   Rope rope;
 };
 
+// The absorbed form of MLA for the rows of `rows`, its prologue for all rows.
+struct MlaAbsorbed {
+  MlaPrologue prologue;
+  Rows rows;
+  float scale = 1.0f;
+  const Linear* uk = nullptr;  // n_heads matrices [kv_rank, nope]
+  const Linear* uv = nullptr;  // n_heads matrices [v_dim, kv_rank]
+};
+
+// What a layer does between attention and its experts.
+struct MoePrologue {
+  View residual, delta;  // f32 and activation, [T, hidden]: residual += delta
+  View norm;             // f32 [hidden]
+  float eps = 0.0f;
+  View y;                          // activation [T, hidden]: rmsnorm(residual), which the router reads
+  const Linear* router = nullptr;  // [n_experts, hidden]
+  View bias;                       // f32 [n_experts], or empty; see route()
+  Router how;
+  Routing out;
+};
+
 // One chunk of context of one sequence in the expanded form.
 struct RaggedChunk {
   MlaDims dims;
@@ -191,6 +212,9 @@ class Ops {
   virtual void rope(View qk, View pos, const Rope& rope) = 0;
   // latent = rmsnorm(latent) within `row`; the rope parts of q and row are rotated; row is written to the cache.
   virtual void mla_prologue(const MlaPrologue& p);
+  // mla_prologue; then context [rows.n_rows, H * v_dim] = W_UV attend([W_UK q_n | q_r]). Afterwards `row`, and q's rows among `rows`, hold
+  // anything.
+  virtual void mla_absorbed(const MlaAbsorbed& a, View context);
   // Writes rows into the pages named by batch.slots. k [T, heads * k_dim], v [T, heads * v_dim] or empty.
   virtual void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) = 0;
   // Causal softmax attention of rows.n_rows query rows over their sequences' pages; query heads share KV heads evenly.
@@ -203,6 +227,8 @@ class Ops {
   virtual void gather_rows(View x, View ids, View y) = 0;
   // Chooses experts from router logits f32 [T, n_experts]; bias f32 [n_experts] steers the choice only (or is empty).
   virtual void route(View logits, View bias, const Router& router, const Routing& out) = 0;
+  // add_rmsnorm, the router's linear map and route().
+  virtual void moe_prologue(const MoePrologue& p);
   // y[t] = sum_k weights[t,k] * E_{ids[t,k]}(x[t]) + shared(x[t]). y [T, hidden] activation.
   virtual void moe(View x, const Experts& experts, const Routing& routing, View y);
   // Draws one token per row of logits f32 [n, vocab]; see ops/sampling.h. Waits: this is the end of a step.

@@ -82,6 +82,25 @@ void Ops::mla_prologue(const MlaPrologue& p) {
   kv_write(p.kv, *p.batch, p.row, {});
 }
 
+void Ops::mla_absorbed(const MlaAbsorbed& a, View context) {
+  const Scope scope(*this);
+  const MlaPrologue& p = a.prologue;
+  const int n = a.rows.n_rows, heads = p.dims.n_heads;
+  mla_prologue(p);
+  const View absorbed = temp(p.q.dtype, n, heads * (p.dims.kv_rank + p.dims.rope_dim)), result = temp(p.q.dtype, n, heads * p.dims.kv_rank);
+  head_linear(p.q.rows(a.rows.row_begin, n), *a.uk, absorbed);
+  attend({p.kv, p.batch, a.rows, a.scale}, absorbed, result);
+  head_linear(result, *a.uv, context);
+}
+
+void Ops::moe_prologue(const MoePrologue& p) {
+  const Scope scope(*this);
+  const View logits = temp(DType::f32, p.y.n_rows(), p.how.n_experts);
+  add_rmsnorm(p.residual, p.delta, p.norm, p.eps, p.y);
+  linear(p.y, *p.router, logits);
+  route(logits, p.bias, p.how, p.out);
+}
+
 void Ops::attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) {
   CACHALOT_CHECK(host_memory(), "{} must override attend_expanded", name());
   const Batch& batch = *attn.batch;
