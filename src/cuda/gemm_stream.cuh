@@ -10,10 +10,17 @@
 
 namespace cachalot::cuda {
 
-// One chunk of 64 columns from `col` on: acc += W x for kRowTiles x kColTiles mma tiles. x points at the lane's own columns.
-template <Tile kTile, int kRowTiles, int kColTiles>
-__device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], const bf16* const (&x)[kColTiles], int col,
-                                             float (&acc)[kRowTiles][kColTiles][4]) {
+// The lane's columns of step `s` of a chunk, from x at the lane's own columns on.
+template <Tile kTile>
+__device__ __forceinline__ uint4 stream_input(const bf16* x, int s) {
+  if constexpr (kTile != Tile::q6g16) return load16(x + 32 * s);
+  const uint2 low = load8(x + 32 * s), high = load8(x + 32 * s + 16);
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+// One chunk of 64 columns: acc += W x for kRowTiles x kColTiles mma tiles. input(n, s): step s of rows n of x.
+template <Tile kTile, int kRowTiles, int kColTiles, typename Input>
+__device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], const Input& input, float (&acc)[kRowTiles][kColTiles][4]) {
   constexpr TileInfo kInfo = tile_info(kTile);
   constexpr int kMmas = kTile == Tile::bf16 ? 4 : kInfo.group / 16;  // per group
   constexpr uint32_t kOne = 0x3f803f80u;
@@ -22,15 +29,7 @@ __device__ __forceinline__ void stream_chunk(const Frag<kTile> (&w)[kRowTiles], 
   for (int s = 0; s < 2; ++s) {
     uint4 b[kColTiles];
 #pragma unroll
-    for (int n = 0; n < kColTiles; ++n) {
-      if constexpr (kTile == Tile::q6g16) {
-        const uint2 low = load8(x[n] + col + 32 * s);
-        const uint2 high = load8(x[n] + col + 32 * s + 16);
-        b[n] = make_uint4(low.x, low.y, high.x, high.y);
-      } else {
-        b[n] = load16(x[n] + col + 32 * s);
-      }
-    }
+    for (int n = 0; n < kColTiles; ++n) b[n] = input(n, s);
     uint32_t a[kRowTiles][2][4];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) w[r].operands(s, a[r]);
@@ -209,7 +208,7 @@ constexpr int stream_depth(Tile tile, int row_tiles, int col_tiles) {
   return col_tiles > 2 ? 2 : 4;
 }
 constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles, int warps) {
-  if (warps == 8) return col_tiles == 1 && (tile == Tile::q4g32 || tile == Tile::q4g64) ? 3 : 2;
+  if (warps == 8) return row_tiles == 2 && col_tiles == 1 && (tile == Tile::q4g32 || tile == Tile::q4g64) ? 3 : 2;
   if (tile == Tile::bf16) return col_tiles == 1 ? 4 : 3;
   if (tile_info(tile).code_bits == 8) return col_tiles == 1 ? 6 : col_tiles == 2 ? 5 : 4;
   return col_tiles == 1 ? (tile == Tile::q4g64 ? 8 : 7) : col_tiles == 2 ? 5 : 4;
@@ -266,11 +265,25 @@ __global__ __launch_bounds__(kWarps * 32,
       if (work.by_token) row /= a.moe.top_k;
       x[n] = work.x + row * work.x_stride + warp * kRecordCols + c * (kTile == Tile::q6g16 ? 4 : 8);
     }
+    // Where registers allow it x is asked for as early as the weights: its parts come from L2, one trip after another otherwise.
+    constexpr bool kAhead = kRowTiles == 1 && kColTiles == 1 && kWarps == 8;
+    uint4 ahead[kAhead ? kDepth : 1][2];
+    const auto ask = [&](int u, int chunk, int col) {
+      if (chunk < n_chunks) ahead[u][0] = stream_input<kTile>(x[0] + col, 0), ahead[u][1] = stream_input<kTile>(x[0] + col, 1);
+    };
+    if constexpr (kAhead)
+#pragma unroll
+      for (int u = 0; u < kDepth; ++u) ask(u, warp + u * kWarps, u * kWarps * kRecordCols);
     float acc[kRowTiles][kColTiles][4] = {};
     for (int first = warp; first < n_chunks; first += kDepth * kWarps) {
 #pragma unroll
       for (int u = 0; u < kDepth; ++u) {
-        if (first + u * kWarps < n_chunks) stream_chunk<kTile, kRowTiles, kColTiles>(w[u], x, u * kWarps * kRecordCols, acc);
+        const auto input = [&](int n, int s) {
+          if constexpr (kAhead) return ahead[u][s];
+          return stream_input<kTile>(x[n] + u * kWarps * kRecordCols, s);
+        };
+        if (first + u * kWarps < n_chunks) stream_chunk<kTile, kRowTiles, kColTiles>(w[u], input, acc);
+        if constexpr (kAhead) ask(u, first + (kDepth + u) * kWarps, (kDepth + u) * kWarps * kRecordCols);
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r)
           w[u][r].load(first + (kDepth + u) * kWarps < n_chunks, from[r] + (kDepth + u) * kWarps * kChunkBytes, lane, next[r]);
