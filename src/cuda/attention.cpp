@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
+#include "cuda/mla_few.h"
 
 namespace cachalot::cuda {
 namespace {
@@ -33,7 +34,72 @@ AttendArgs attend_args(const Attn& attn, View q, View out) {
   return a;
 }
 
+PrologueArgs prologue_args(const MlaPrologue& p) {
+  const MlaDims& d = p.dims;
+  CACHALOT_CHECK(p.q.n_cols() == d.n_heads * (d.nope + d.rope_dim) && p.row.n_cols() == d.kv_rank + d.rope_dim &&
+                 p.rope.dim == d.rope_dim && p.norm.n_cols() == d.kv_rank && p.kv.layout.v_is_k_prefix &&
+                 p.kv.layout.k_dim == p.row.n_cols() && p.q.dtype == p.row.dtype);
+  PrologueArgs a;
+  a.q = mat_of(p.q);
+  a.row = mat_of(p.row);
+  a.heads = d.n_heads;
+  a.head_dim = d.nope + d.rope_dim;
+  a.rank = d.kv_rank;
+  a.rope_dim = d.rope_dim;
+  a.norm = static_cast<const float*>(p.norm.data);
+  a.eps = p.eps;
+  a.cos_sin = static_cast<const float*>(p.rope.cos_sin.data);
+  a.cos_sin_stride = p.rope.cos_sin.stride[0];
+  a.interleaved = p.rope.interleaved;
+  a.positions = static_cast<const int*>(p.batch->positions.data);
+  a.slots = static_cast<const int*>(p.batch->slots.data);
+  a.pages = p.kv.k;
+  a.format = p.kv.layout.format;
+  return a;
+}
+
 }  // namespace
+
+void CudaOps::mla_prologue(const MlaPrologue& p) {
+  if (p.q.n_rows() > 0) done(launch_mla_prologue(prologue_args(p), stream_), "mla_prologue");
+}
+
+void CudaOps::mla_absorbed(const MlaAbsorbed& a, View context) {
+  if (!mla_few(a, context)) Ops::mla_absorbed(a, context);
+}
+
+// Few rows in three launches, when they are all the rows.
+bool CudaOps::mla_few(const MlaAbsorbed& a, View context) {
+  const MlaPrologue& p = a.prologue;
+  const MlaDims& d = p.dims;
+  const int n = a.rows.n_rows;
+  if (!hopper_ || n == 0 || n > kMlaFewRows || n != p.q.n_rows()) return false;
+  const auto plain = [&](const Linear& w, int out, int in) -> const uint8_t* {
+    const CudaPacked& packed = packed_of(w);
+    const Segment& s = packed.segments[0];
+    const bool fits = packed.segments.size() == 1 && !packed.bias && w.first == 0 && w.n_matrices == d.n_heads && s.tile == Tile::bf16 &&
+                      s.out == out && s.in == in && s.cols == in;
+    return fits ? s.data : nullptr;
+  };
+  MlaFewArgs args;
+  args.uk = plain(*a.uk, kMlaValues, kMlaFewHead);
+  args.uv = plain(*a.uv, kMlaFewHead, kMlaValues);
+  if (args.uk == nullptr || args.uv == nullptr || d.kv_rank != kMlaValues || d.nope != kMlaFewHead || d.v_dim != kMlaFewHead) return false;
+  const size_t mark = temp_mark();
+  const View absorbed = temp(DType::bf16, n, d.n_heads * (d.kv_rank + d.rope_dim));
+  args.prologue = prologue_args(p);
+  args.attend = attend_args({p.kv, p.batch, a.rows, a.scale}, absorbed, absorbed);
+  args.context = mat_of(context);
+  const MlaKernel kernel = mla_decode_kernel_for(args.attend, hopper_);
+  args.attend.n_splits = kernel == MlaKernel::none ? 1 : mla_decode_splits(kernel, n, d.n_heads, p.batch->max_kv);
+  const bool can = mla_few_supports(args);
+  if (can) {
+    args.attend.partial = static_cast<float*>(temp(DType::f32, args.attend.n_splits * n, d.n_heads * (d.kv_rank + 1)).data);
+    done(launch_mla_few(args, kernel, stream_), "mla_absorbed");
+  }
+  temp_release(mark);
+  return can;
+}
 
 void CudaOps::attend(const Attn& attn, View q, View out) {
   const KvLayout& l = attn.kv.layout;

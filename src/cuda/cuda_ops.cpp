@@ -97,8 +97,12 @@ CudaOps::CudaOps(const CudaOptions& options)
     fail("CUDA: device {} ({}) has compute capability {}.{}, expected 8.0 or higher", options.device, properties.name, properties.major,
          properties.minor);
   hopper_ = properties.major == 9;
+  n_multiprocessors_ = properties.multiProcessorCount;
+  most_shared_ = properties.sharedMemPerBlockOptin - 1024;  // what kernels declare statically comes on top
   CACHALOT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   if (options.activation == DType::bf16) cublas_ = CublasLt::load();
+  moe_barrier_ = device_memory(sizeof(unsigned long long));
+  CACHALOT_CUDA_CHECK(cudaMemset(moe_barrier_.get(), 0, sizeof(unsigned long long)));
 }
 
 CudaOps::~CudaOps() {
@@ -221,31 +225,6 @@ void CudaOps::rope(View qk, View pos, const Rope& rope) {
   done(launch_rope(mat_of(qk), heads, head_dim, by_head ? qk.stride[1] : 0, ints(pos), floats(rope.cos_sin), rope.cos_sin.stride[0],
                    rope.dim, rope.interleaved, stream_),
        "rope");
-}
-
-void CudaOps::mla_prologue(const MlaPrologue& p) {
-  const MlaDims& d = p.dims;
-  CACHALOT_CHECK(p.q.n_cols() == d.n_heads * (d.nope + d.rope_dim) && p.row.n_cols() == d.kv_rank + d.rope_dim &&
-                 p.rope.dim == d.rope_dim && p.norm.n_cols() == d.kv_rank && p.kv.layout.v_is_k_prefix &&
-                 p.kv.layout.k_dim == p.row.n_cols() && p.q.dtype == p.row.dtype);
-  if (p.q.n_rows() == 0) return;
-  PrologueArgs a;
-  a.q = mat_of(p.q);
-  a.row = mat_of(p.row);
-  a.heads = d.n_heads;
-  a.head_dim = d.nope + d.rope_dim;
-  a.rank = d.kv_rank;
-  a.rope_dim = d.rope_dim;
-  a.norm = floats(p.norm);
-  a.eps = p.eps;
-  a.cos_sin = floats(p.rope.cos_sin);
-  a.cos_sin_stride = p.rope.cos_sin.stride[0];
-  a.interleaved = p.rope.interleaved;
-  a.positions = ints(p.batch->positions);
-  a.slots = ints(p.batch->slots);
-  a.pages = p.kv.k;
-  a.format = p.kv.layout.format;
-  done(launch_mla_prologue(a, stream_), "mla_prologue");
 }
 
 void CudaOps::kv_write(const KvLayer& kv, const Batch& batch, View k, View v) {

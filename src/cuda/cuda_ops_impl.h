@@ -89,11 +89,13 @@ class CudaOps final : public Ops {
   void head_linear(View x, const Linear& w, View y) override;
   void rope(View qk, View pos, const Rope& rope) override;
   void mla_prologue(const MlaPrologue& p) override;
+  void mla_absorbed(const MlaAbsorbed& a, View context) override;
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
   void attend(const Attn& attn, View q, View out) override;
   void attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) override;
   void gather_rows(View x, View ids, View y) override;
   void route(View logits, View bias, const Router& router, const Routing& out) override;
+  void moe_prologue(const MoePrologue& p) override;
   void moe(View x, const Experts& experts, const Routing& routing, View y) override;
   void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override;
   void scatter_add_rows(View x, View ids, View weights, View y) override;
@@ -137,9 +139,11 @@ class CudaOps final : public Ops {
   void sample_rows(View logits, size_t begin, std::span<Sampled> out);
 
   // attention.cpp
+  bool mla_few(const MlaAbsorbed& a, View context);
   bool attend_flash(const Attn& attn, const AttendArgs& args, View q, View out);
 
   // moe.cpp
+  bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
   void plan_moe(MoePlan& plan);
   void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);
@@ -150,10 +154,13 @@ class CudaOps final : public Ops {
   cudaStream_t stream_ = nullptr;
   bool capturing_ = false;
   bool hopper_ = false;  // sm_90: wgmma
+  int n_multiprocessors_ = 0;
+  size_t most_shared_ = 0;  // dynamic shared memory that a block may have
   std::unique_ptr<CublasLt> cublas_;
   Arena arena_;
   UploadRing uploads_;
   Sampler sampler_;
+  Buffer moe_barrier_;  // of moe_one_kernel
 };
 
 // cudaMalloc, or an Error with what was asked for and what is there; and memory of the host that the device reads and writes by itself.

@@ -1,65 +1,24 @@
 // The cache's rows: written (after MLA's prologue, or as they come) and gathered. One block per row, f32 arithmetic.
 #include "cuda/attention_kernels.h"
-#include "cuda/kv_rows.cuh"
+#include "cuda/mla_prologue.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
 // One block per row: norm of the latent, rotation of q and of the shared key, and the row into its page.
-constexpr int kPrologueThreads = 256;
 template <typename T, typename Kv>
 __global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __grid_constant__ PrologueArgs a) {
   __shared__ float shared[33];
   pdl_trigger();
   const int t = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), half = a.rope_dim / 2;
-  const int position = a.positions[t], slot = a.slots[t];  // written by the host between steps
-  const float* table = a.cos_sin + (position < 0 ? 0 : position) * a.cos_sin_stride;
+  const Turn turn(a, t);
   pdl_wait();
-  T* row = static_cast<T*>(a.row.data) + t * a.row.stride;
   T* q = static_cast<T*>(a.q.data) + t * a.q.stride;
-  constexpr bool kFp8 = std::is_same_v<Kv, Fp8Row>;
-  using Tail = std::conditional_t<kFp8, bf16, Kv>;  // of the rope key in the page
-  const int64_t page_bytes = kFp8 ? fp8_bytes(a.rank, a.rank + a.rope_dim) : static_cast<int64_t>(sizeof(Kv)) * (a.rank + a.rope_dim);
-  uint8_t* page = slot < 0 ? nullptr : static_cast<uint8_t*>(a.pages) + slot * page_bytes;
-  Tail* tail = reinterpret_cast<Tail*>(page + (kFp8 ? fp8_tail_at(a.rank) : static_cast<int>(sizeof(Kv)) * a.rank));
-  float sum = 0.0f;
-  for (int i = thread; i < a.rank; i += kPrologueThreads) {
-    const float v = to_f32(row[i]);
-    sum += v * v;
+  for (int i = thread; i < a.heads * half; i += kPrologueThreads) {
+    T* from = q + i / half * a.head_dim + a.head_dim - a.rope_dim;
+    turn.pair(from, from, i % half);
   }
-  const auto rotate = [&](T* from, int j, Tail* also) {
-    const int first = a.interleaved ? 2 * j : j, second = a.interleaved ? 2 * j + 1 : j + half;
-    const float x = to_f32(from[first]), y = to_f32(from[second]), cos = table[j], sin = table[half + j];
-    const T u = from_f32<T>(x * cos - y * sin), v = from_f32<T>(x * sin + y * cos);
-    if (position >= 0) from[first] = u, from[second] = v;
-    if (also != nullptr)
-      also[first] = from_f32<Tail>(to_f32(position >= 0 ? u : from[first])),
-      also[second] = from_f32<Tail>(to_f32(position >= 0 ? v : from[second]));
-  };
-  for (int i = thread; i < a.heads * half; i += kPrologueThreads)
-    rotate(q + i / half * a.head_dim + a.head_dim - a.rope_dim, i % half, nullptr);
-  for (int i = thread; i < half; i += kPrologueThreads) rotate(row + a.rank, i, page == nullptr ? nullptr : tail);
-  const float factor = rsqrtf(block_sum(sum, shared) / static_cast<float>(a.rank) + a.eps);
-  if constexpr (kFp8) {
-    for (int group = thread >> 5; group * kKvScaleGroup < a.rank; group += kPrologueThreads / 32) {
-      const int at = group * kKvScaleGroup + 4 * (thread & 31);
-      float v[4] = {};
-      if (at < a.rank)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const T rounded = from_f32<T>(to_f32(row[at + i]) * factor * a.norm[at + i]);
-          row[at + i] = rounded;
-          v[i] = to_f32(rounded);
-        }
-      if (page != nullptr) write_fp8_group(page, a.rank, group, v);
-    }
-  } else {
-    for (int i = thread; i < a.rank; i += kPrologueThreads) {
-      const T v = from_f32<T>(to_f32(row[i]) * factor * a.norm[i]);
-      row[i] = v;
-      if (page != nullptr) reinterpret_cast<Kv*>(page)[i] = from_f32<Kv>(to_f32(v));
-    }
-  }
+  prologue_row<T, Kv>(a, t, turn, shared);
 }
 
 template <typename In, typename Out>

@@ -46,22 +46,31 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
   __syncthreads();
   const int my_key = warp * 8 + (lane & 7);
   int64_t next_slot = slot_of(first * kKeys + my_key);
-  const auto copy = [&](int block) {
+  const auto copy_row = [&](int block, int64_t slot) {
+    const int stage = (block - first) & 1;
+    bulk_copy(stages + (stage * kKeys + my_key) * kPitch, static_cast<const bf16*>(a.k) + slot * kK, kK * 2, &full[stage]);
+  };
+  // Of the rows of a block those among the first `n`.
+  const auto copy = [&](int block, int n) {
     if (block >= last) return;
     const int stage = (block - first) & 1;
     bf16* stage_rows = stages + stage * (kKeys * kPitch);
     if (thread == 0) barrier_expect(&full[stage], static_cast<uint32_t>(min(kKeys, context.n_keys - block * kKeys)) * (kK * 2));
-    if (lane < 8 && next_slot >= 0)
-      bulk_copy(stage_rows + my_key * kPitch, static_cast<const bf16*>(a.k) + next_slot * kK, kK * 2, &full[stage]);
+    if (lane < 8 && next_slot >= 0 && block * kKeys + my_key < n) copy_row(block, next_slot);
     for (int r = 0; r < 8; ++r)  // rows past the context: zeros, as what lay there may be no numbers
       if (block * kKeys + warp * 8 + r >= context.n_keys)
         for (int u = lane; u < kK / 8; u += 32)
           *reinterpret_cast<uint4*>(stage_rows + (warp * 8 + r) * kPitch + u * 8) = make_uint4(0, 0, 0, 0);
     next_slot = slot_of((block + 1) * kKeys + my_key);
   };
+  // The others.
+  const auto copy_new = [&](int block, int n) {
+    const int key = block * kKeys + my_key;
+    if (block < last && lane < 8 && key >= n && key < context.n_keys) copy_row(block, slot_of(key));
+  };
   const auto arrived = [&](int block) { barrier_wait(&full[(block - first) & 1], ((block - first) >> 1) & 1); };
 #else
-  const auto copy = [&](int block) {
+  const auto copy = [&](int block, int) {
     if (block < last) {
       const int r = thread >> 2;
       const int64_t slot = slot_of(block * kKeys + r);
@@ -77,17 +86,21 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
     __syncthreads();
   };
 #endif
-  // Blocks that earlier steps wrote need not wait for the kernels before this one.
-  const bool early = (first + 2) * kKeys <= context.n_old;
-  if (early) copy(first), copy(first + 1);
+  // Rows that earlier steps wrote need not wait for the kernels before this one.
+#if __CUDA_ARCH__ >= 900
+  copy(first, context.n_old), copy(first + 1, context.n_old);
   pdl_wait();
+  copy_new(first, context.n_old), copy_new(first + 1, context.n_old);
+#endif
   const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kK;
   for (int i = thread; i < kHeads * (kK / 8); i += kThreads) {
     const int h = i / (kK / 8), u = i % (kK / 8);
     cp_async16(query + h * kPitch + u * 8, q + (head0 + h < a.heads ? h : 0) * kK + u * 8, head0 + h < a.heads);
   }
   cp_async_commit();
-  if (!early) copy(first), copy(first + 1);
+#if __CUDA_ARCH__ < 900
+  copy(first, context.n_keys), copy(first + 1, context.n_keys);
+#endif
   cp_async_wait<0>();
   __syncthreads();
   // Two thirds of the query stay in registers, the rest is read again for each block.
@@ -171,7 +184,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
       }
     }
     __syncthreads();
-    copy(block + 2);
+    copy(block + 2, context.n_keys);
   }
 
 #pragma unroll

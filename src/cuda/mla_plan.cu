@@ -67,10 +67,14 @@ int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv) {
   return best;
 }
 
+cudaError_t launch_mla_parts(const AttendArgs& a, MlaKernel kernel, cudaStream_t stream) {
+  return kernel == MlaKernel::fp8       ? launch_mla_fp8(a, stream)
+         : kernel == MlaKernel::heads64 ? launch_mla_heads64(a, stream)
+                                        : launch_mla_rows16(a, stream);
+}
+
 cudaError_t launch_mla_decode(const AttendArgs& a, MlaKernel kernel, cudaStream_t stream) {
-  const cudaError_t error = kernel == MlaKernel::fp8       ? launch_mla_fp8(a, stream)
-                            : kernel == MlaKernel::heads64 ? launch_mla_heads64(a, stream)
-                                                           : launch_mla_rows16(a, stream);
+  const cudaError_t error = launch_mla_parts(a, kernel, stream);
   if (error != cudaSuccess || a.n_splits == 1) return error;
   return launch(combine_kernel, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads)), 128, 0, stream, a);
 }

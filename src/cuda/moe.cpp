@@ -3,6 +3,8 @@
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
+#include "cuda/moe_one.h"
+#include "cuda/moe_prologue.h"
 
 namespace cachalot::cuda {
 namespace {
@@ -18,12 +20,7 @@ int tile_rows(int n_pairs, int n_experts, bool hopper, bool& stream) {
   return each <= 64 ? 64 : 128;
 }
 
-}  // namespace
-
-void CudaOps::route(View logits, View bias, const Router& router, const Routing& out) {
-  CACHALOT_CHECK(logits.dtype == DType::f32 && logits.n_cols() == router.n_experts && router.top_k > 0 && router.top_k <= router.n_experts);
-  CACHALOT_CHECK(out.ids.dtype == DType::i32 && out.ids.n_cols() == router.top_k && out.weights.dtype == DType::f32);
-  if (logits.n_rows() == 0) return;
+RouteArgs route_args(View logits, View bias, const Router& router, const Routing& out) {
   RouteArgs args;
   args.logits = static_cast<const float*>(logits.data);
   args.logits_stride = logits.stride[0];
@@ -32,7 +29,7 @@ void CudaOps::route(View logits, View bias, const Router& router, const Routing&
   args.ids_stride = out.ids.stride[0];
   args.weights = static_cast<float*>(out.weights.data);
   args.weights_stride = out.weights.stride[0];
-  args.n_tokens = logits.n_rows();
+  args.n_tokens = out.ids.n_rows();
   args.n_experts = router.n_experts;
   args.top_k = router.top_k;
   args.n_group = router.n_group;
@@ -41,6 +38,35 @@ void CudaOps::route(View logits, View bias, const Router& router, const Routing&
   args.sigmoid = router.scoring == Scoring::sigmoid;
   args.normalise = router.normalise;
   args.scale = router.scale;
+  return args;
+}
+
+}  // namespace
+
+// Few rows in one launch.
+void CudaOps::moe_prologue(const MoePrologue& p) {
+  const CudaPacked& router = packed_of(*p.router);
+  const Segment& w = router.segments[0];
+  if (hopper_ && p.y.n_rows() > 0 && p.y.n_rows() <= kMoePrologueRows && router.segments.size() == 1 && w.tile == Tile::f32 &&
+      w.in == w.cols && !router.bias && p.router->first == 0) {
+    MoePrologueArgs args;
+    args.residual = mat_of(p.residual);
+    args.delta = mat_of(p.delta);
+    args.y = mat_of(p.y);
+    args.norm = static_cast<const float*>(p.norm.data);
+    args.eps = p.eps;
+    args.router = reinterpret_cast<const float*>(w.data);
+    args.route = route_args({}, p.bias, p.how, p.out);
+    if (moe_prologue_supports(args)) return done(launch_moe_prologue(args, stream_), "moe_prologue");
+  }
+  Ops::moe_prologue(p);
+}
+
+void CudaOps::route(View logits, View bias, const Router& router, const Routing& out) {
+  CACHALOT_CHECK(logits.dtype == DType::f32 && logits.n_cols() == router.n_experts && router.top_k > 0 && router.top_k <= router.n_experts);
+  CACHALOT_CHECK(out.ids.dtype == DType::i32 && out.ids.n_cols() == router.top_k && out.weights.dtype == DType::f32);
+  if (logits.n_rows() == 0) return;
+  const RouteArgs args = route_args(logits, bias, router, out);
   done(launch_route(args, stream_), "route");
 }
 
@@ -112,6 +138,40 @@ bool CudaOps::join_shared_down(const Experts& experts, View hs, View shared, Vie
   return true;
 }
 
+// One row by its own kernel, where the weights have one form throughout.
+bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, View y) {
+  const CudaPacked &up = packed_of(experts.gate_up), &down = packed_of(experts.down);
+  if (!hopper_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 ||
+      down.segments.size() != 1 || down.bias)
+    return false;
+  MoeOneArgs a;
+  if (!halves(up, experts.gate_up.out, a.gate, a.up)) return false;
+  a.down = down.segments[0];
+  a.first_gate = experts.gate_up.first;
+  a.first_down = experts.down.first;
+  if (experts.shared_gate_up) {
+    const CudaPacked &shared_up = packed_of(experts.shared_gate_up), &shared_down = packed_of(experts.shared_down);
+    if (experts.shared_gate_up.first != 0 || experts.shared_down.first != 0 || shared_down.segments.size() != 1 || shared_down.bias ||
+        !halves(shared_up, experts.shared_gate_up.out, a.shared_gate, a.shared_up))
+      return false;
+    a.shared_down = shared_down.segments[0];
+  }
+  a.ids = static_cast<const int*>(routing.ids.data);
+  a.weights = static_cast<const float*>(routing.weights.data);
+  a.top_k = routing.ids.n_cols();
+  a.x = x.data;
+  a.y = y.data;
+  a.barrier = static_cast<unsigned long long*>(moe_barrier_.get());
+  a.n_blocks = n_multiprocessors_;
+  a.most_shared = most_shared_;
+  if (!moe_one_supports(a)) return false;
+  const size_t mark = temp_mark();
+  a.h = temp(DType::bf16, 1, a.top_k * a.gate.out + a.shared_gate.out).data;
+  done(launch_moe_one(a, stream_), "moe");
+  temp_release(mark);
+  return true;
+}
+
 void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y) {
   const int n_tokens = x.n_rows(), top_k = routing.ids.n_cols(), inner = experts.down.in;
   CACHALOT_CHECK(experts.gate_up.out == 2 * inner && experts.down.out == y.n_cols() && x.n_cols() == experts.gate_up.in);
@@ -126,6 +186,7 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   }
   if (n_tokens == 0) return;
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
+  if (n_tokens == 1 && moe_one(x, experts, routing, y)) return;
   const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;
   GemmArgs common;

@@ -303,15 +303,13 @@ Model make_model(Bench& b, const std::string& mix) {
 
 // Random weights would send all rows to the same few experts, which flatters batches: the choice is made and thrown away, and uniform
 // choices, other ones in each layer, are used.
-void ffn_uniform(const Step& step, const MoeFfn& w, View x, View y, const Routing& uniform) {
+void ffn_uniform(const Step& step, const Constant& norm, const MoeFfn& w, View x, View xn, View y, const Routing& uniform) {
   Ops& o = step.ops;
   const Scope scope(o);
   const Config& c = step.config;
-  const View logits = o.temp(DType::f32, x.n_rows(), c.n_experts);
   const Routing chosen{o.temp(DType::i32, x.n_rows(), c.router.top_k), o.temp(DType::f32, x.n_rows(), c.router.top_k)};
-  o.linear(x, w.router, logits);
-  o.route(logits, w.router_bias.view, c.router, chosen);
-  o.moe(x, w.experts, uniform, y);
+  o.moe_prologue({x, y, norm.view, c.rms_eps, xn, &w.router, w.router_bias.view, c.router, chosen});
+  o.moe(xn, w.experts, uniform, y);
 }
 
 void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer> kv, std::span<const Routing> uniform, View logits) {
@@ -325,11 +323,10 @@ void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const Layer& layer = m.layers[l];
     std::visit([&](const auto& w) { attention(step, w, kv[l], xn, y); }, layer.attn);
-    o.add_rmsnorm(x, y, layer.ffn_norm.view, c.rms_eps, xn);
-    if (const auto* dense = std::get_if<DenseFfn>(&layer.ffn))
-      ffn(step, *dense, xn, y);
+    if (const auto* moe = std::get_if<MoeFfn>(&layer.ffn))
+      ffn_uniform(step, layer.ffn_norm, *moe, x, xn, y, uniform[l]);
     else
-      ffn_uniform(step, std::get<MoeFfn>(layer.ffn), xn, y, uniform[l]);
+      add_ffn(step, layer.ffn_norm, layer.ffn, x, xn, y);
     o.add_rmsnorm(x, y, l + 1 < m.layers.size() ? m.layers[l + 1].attn_norm.view : m.final_norm.view, c.rms_eps, xn);
   }
   const View last = o.temp(o.activation(), logits.n_rows(), c.hidden);

@@ -28,6 +28,19 @@ std::vector<OpCase> large_cases() {
                                 .shared_inner = 512,
                                 .rows = rows}));
   }
+  // One row: more columns than a stage holds, uneven shares of the work, and no shared expert.
+  for (const Format format : {Format::bf16, Format::q4_0, Format::int4_planar})
+    for (const int shared : {0, 384})
+      cases.push_back(moe_case({.label = "one row",
+                                .gate_up = format,
+                                .down = format,
+                                .shared = format,
+                                .n_experts = 16,
+                                .top_k = 6,
+                                .hidden = 2304,
+                                .inner = 448,
+                                .shared_inner = shared,
+                                .rows = 1}));
   cases.push_back(moe_case({.label = "mixed",
                             .gate_up = Format::q4_k,
                             .down = Format::q5_0,
