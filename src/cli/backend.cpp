@@ -29,7 +29,7 @@ std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& opt
         {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .bf16_prompts = !options.batch_invariant});
   const int index = cuda_index(device);
   if (index >= 0 && options.batch_invariant) fail("{}: batch-invariant results are only to be had on the CPU", printable(device));
-  if (index >= 0) return make_cuda_ops({.device = index});
+  if (index >= 0) return make_cuda_ops({.device = index, .activation = options.f32 ? DType::f32 : DType::bf16});
   fail("--device: found \"{}\", expected cpu, cuda, cuda:N or ref", printable(device));
 }
 

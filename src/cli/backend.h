@@ -17,6 +17,8 @@ struct BackendOptions {
   Numa numa = Numa::none;
   // Of all: only kernels that give a row the same bits whatever rows come with it; Error where there are none.
   bool batch_invariant = false;
+  // Of CUDA: activations in f32, not bf16. Slower; for work that is not inference.
+  bool f32 = false;
 };
 
 // device: "ref" (the slow reference), "cpu", "cuda" or "cuda:N". Throws Error for another text, and for a device that this build or this

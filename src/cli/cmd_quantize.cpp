@@ -17,6 +17,7 @@
 #include "cli/run_flags.h"
 #include "convert/hf_view.h"
 #include "io/atomic_file.h"
+#include "ops/staged_ops.h"
 #include "quant/gguf_sink.h"
 #include "quant/hf_sink.h"
 #include "quant/imatrix.h"
@@ -309,8 +310,9 @@ int quantize(QuantizeFlags flags) {
     fail("-o: expected a place to write to");
   }
   if (!flags.force && !flags.measure && std::filesystem::exists(flags.out)) fail("{}: is there already; --force replaces it", flags.out);
-  const auto ops = make_ops(flags.device, {.n_threads = flags.threads});
-  if (!ops->host_memory()) fail("--device: quantize runs on the CPU for now");
+  const auto device = make_ops(flags.device, {.n_threads = flags.threads, .f32 = true});
+  const auto staged = device->host_memory() ? nullptr : make_staged_ops(*device);
+  Ops* const ops = staged ? staged.get() : device.get();
   ThreadPool pool(flags.threads);
   const bool has_text = !flags.calibration.empty() || !flags.domains.empty() || !flags.evaluation.empty();
   CalibrationSet set;
@@ -442,6 +444,9 @@ void add_quantize_command(CLI::App& app, Context& context) {
   command->add_flag("--measure", flags->measure, "Write no file: only report what would be lost");
   command->add_flag("--dry-run", flags->dry_run, "Print which tensor becomes what, and stop");
   command->add_option("--tokenizer", flags->tokenizer, "In place of the model's own")->type_name("PATH");
+  command->add_option("--device", flags->device, "Where the model runs and matrices are multiplied: cpu, cuda, cuda:N (in f32), or ref")
+      ->type_name("NAME")
+      ->default_str(flags->device);
   command->add_option("-t,--threads", flags->threads, "Threads; 0: one per core")
       ->type_name("N")
       ->check(number_between(0, 4096))
