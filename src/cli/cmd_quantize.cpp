@@ -31,7 +31,7 @@ namespace {
 constexpr size_t kMaxText = 1u << 30;  // bytes
 
 struct QuantizeFlags {
-  std::string model, out, format, type, method = "rtn", device = "cpu", report, tokenizer, imatrix, target_size;
+  std::string model, out, format, type, method, device = "cpu", report, tokenizer, imatrix, target_size;
   std::vector<std::string> domains, calibration, evaluation, rules, keep;
   int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
   int64_t tokens = 65536;
@@ -281,6 +281,7 @@ double bits_for_size(const std::vector<PlannedMatrix>& planned, double bytes) {
 int quantize(QuantizeFlags flags) {
   const FileFormat format = format_of(flags);
   if (flags.type.empty()) flags.type = default_type(format);
+  if (flags.method.empty()) flags.method = name_of(flags.domains.empty() && flags.calibration.empty() ? Method::rtn : Method::gptq);
   auto checkpoint = Checkpoint::open(flags.model);
   Config config = read_config(*checkpoint);
   std::unique_ptr<Checkpoint> viewed;  // a GGUF file behind a view of it
@@ -393,7 +394,7 @@ void add_quantize_command(CLI::App& app, Context& context) {
       ->default_str("q4_k_m, int4-g128-zp or -sym, fp8");
   command->add_option("--method", flags->method, "rtn (round to nearest), awq, gptq or awq+gptq; all but rtn need text")
       ->type_name("NAME")
-      ->default_str(flags->method);
+      ->default_str("gptq with calibration text, else rtn");
   command->add_option("--calib", flags->calibration, "Calibration text, plain or .jsonl; its name is the domain")->type_name("FILE");
   command->add_option("--domain", flags->domains, "The same with a name for the domain; may be given several times")
       ->type_name("NAME=FILE");

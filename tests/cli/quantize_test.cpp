@@ -13,6 +13,7 @@ namespace cachalot::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class QuantizeText : public testing::Test {
  protected:
@@ -51,6 +52,35 @@ TEST_F(QuantizeText, TooLittleOrNoiseIsRefused) {
   EXPECT_THAT(refusal({"--domain", "noise=" + file("noise.txt", noise)}), HasSubstr("noise.txt: looks random"));
   EXPECT_THAT(refusal({"--domain", "legal=" + legal_, "--domain", "none=" + file("none.txt", "")}),
               HasSubstr("\"none\" would not be calibrated on"));
+}
+
+TEST_F(QuantizeText, CalibrationTextBringsGptq) {
+  const std::vector<std::string> common{"quantize",
+                                        "-m",
+                                        testdata("tiny-v2").string(),
+                                        "--measure",
+                                        "--type",
+                                        "fp8",
+                                        "--window",
+                                        "64",
+                                        "--tokens",
+                                        "512",
+                                        "--eval-windows",
+                                        "1",
+                                        "--eval",
+                                        "e=" + legal_};
+  const ProgramResult without = run_program(common);
+  EXPECT_EQ(without.code, 0) << without.err;
+  EXPECT_THAT(without.out, HasSubstr("Method rtn;"));
+  EXPECT_THAT(without.out, HasSubstr("no calibration text"));
+  std::vector<std::string> more = common;
+  more.insert(more.end(), {"--domain", "legal=" + legal_});
+  const ProgramResult with = run_program(more);
+  EXPECT_EQ(with.code, 0) << with.err;
+  EXPECT_THAT(with.out, HasSubstr("Method gptq;"));
+  EXPECT_THAT(with.out, Not(HasSubstr("no calibration text")));
+  more.insert(more.end(), {"--method", "rtn"});
+  EXPECT_THAT(run_program(more).out, HasSubstr("Method rtn;"));
 }
 
 TEST_F(QuantizeText, MistypedTextIsNamed) {
