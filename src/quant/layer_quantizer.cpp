@@ -9,6 +9,7 @@
 #include "model/mla_weights.h"
 #include "quant/imatrix.h"
 #include "quant/observe_ops.h"
+#include "quant/refine.h"
 
 namespace cachalot {
 
@@ -102,7 +103,10 @@ ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vec
   const std::span<const float> wanted = meets ? before : values;
   if (meets) feedback->meet_earlier_errors(values, s.out);
   stack.round_to_nearest(m, values, weigh ? std::span<const float>(importance) : std::span<const float>{}, recipe_.search, pool_);
-  if (feedback != nullptr && stack.has_grid() && recipe_.uses_gptq()) feedback->choose_codes(stack, m, values);
+  if (feedback != nullptr && stack.has_grid() && recipe_.uses_gptq()) {
+    feedback->choose_codes(stack, m, values);
+    refine_codes(ops_, *moments, feedback->damping(), stack, m, values, pool_);
+  }
   if (moments == nullptr || !moments->has_gram()) return weighted_error(stack, m, wanted, importance);
   // A sample of rows is enough to report by; of a stack, fewer of each matrix.
   const int step = std::max(1, s.out / std::clamp(1024 / s.n_matrices(), 16, 256));

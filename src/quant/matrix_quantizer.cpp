@@ -206,6 +206,17 @@ void QuantizedStack::write_codes(int m, int row, const uint8_t* codes) {
   }
 }
 
+void QuantizedStack::write_scales(int m, int row, const float* scales) {
+  CACHALOT_CHECK(is_planar(scheme_.format), "{}", name_of(scheme_));
+  const int n_groups = source_.in / source_.group;
+  auto* to = const_cast<std::byte*>(source_.matrices[static_cast<size_t>(m)].scales.data()) +
+             static_cast<size_t>(row) * static_cast<size_t>(n_groups) * sizeof(uint16_t);
+  for (int g = 0; g < n_groups; ++g, to += sizeof(uint16_t)) {
+    const uint16_t half = f32_to_f16(scales[g]);
+    std::memcpy(to, &half, sizeof half);
+  }
+}
+
 ErrorSums weighted_error(const QuantizedStack& stack, int m, std::span<const float> values, std::span<const float> importance) {
   const LinearSource& source = stack.source();
   std::vector<float> row(static_cast<size_t>(source.in));

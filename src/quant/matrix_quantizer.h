@@ -35,6 +35,8 @@ class QuantizedStack {
   [[nodiscard]] MatrixGrid grid(int m) const;
   // Replaces the codes of one row of matrix m, [in].
   void write_codes(int m, int row, const uint8_t* codes);
+  // The same with the scales of a planar format, [n_groups], which f16 must hold.
+  void write_scales(int m, int row, const float* scales);
 
   // Row `row` of matrix m as it will be read.
   void dequant(int m, int row, float* out) const { dequant_row(source_, m, row, out); }
