@@ -107,9 +107,11 @@ OpCase mla_prologue_case(const MlaDims& d, KvFormat format) {
 
 // The absorbed form whole, and the last rows that it put into the cache.
 OpCase mla_absorbed_case(const MlaDims& d, KvFormat format, const std::string& label, std::vector<SequenceShape> sequences) {
+  const bool rounded = format == KvFormat::bf16 || format == KvFormat::fp8;
   OpCase c{.name = fmt::format("attend/mla_absorbed/{}/{}x{}+{}/{}/block16", label, d.n_heads, d.kv_rank, d.rope_dim, name_of(format)),
-           .op = "attend"};
-  c.slack = format == KvFormat::fp8 ? 6.0 : 3.0;  // three results on the way are rounded
+           .op = "attend",
+           .bf16_cache = rounded};
+  c.slack = rounded ? 6.0 : 3.0;  // three results on the way are rounded; the new rows' numbers may fall to either side of a rounding
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
     CaseBuilder b(ops, rounding, name);
     const auto paged = make_paged_batch(b, mla_layout(d.kv_rank, d.rope_dim, format, 16), sequences);
