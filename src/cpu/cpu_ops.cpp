@@ -88,7 +88,7 @@ const float* CpuOps::table_row(const CpuPacked& w, const Segment& s, int matrix,
   if (s.wide) {
     const WideRows group = w.wide_rows(s, matrix, row / kWideRows * kWideRows, kWideRows);
     for (int u = 0; u < group.n_units; ++u)
-      unpack_wide_row(s.codec, {group.unit_elems, group.unit_bytes},
+      unpack_wide_row(s.codec, {group.unit_elems, group.unit_bytes, group.header_bytes},
                       group.data + static_cast<size_t>(u) * static_cast<size_t>(group.unit_bytes), row % kWideRows,
                       values + u * group.unit_elems);
     return values;

@@ -23,7 +23,8 @@ struct ExpertRun;
 // What a segment multiplies.
 struct Input {
   const float* const* rows = nullptr;       // [n_tokens] rows of padded_in
-  const QuantisedRow* quantised = nullptr;  // [n_tokens] for wide segments
+  const QuantisedRow* quantised = nullptr;  // [n_tokens] for wide segments of integers
+  const float* packed = nullptr;            // for wide segments of floats; see WideKernels::pack_tokens
   // For products on tiles; see TileKernels.
   const uint8_t* tiles = nullptr;  // null: not on tiles
   const float* sums = nullptr;     // of tiles of bytes
@@ -112,8 +113,10 @@ class CpuOps : public Ops {
   const QuantisedRow* quantise(const float* const* x, int n_tokens, int n);
   // Whether products of so many rows with weights other than f32 are in bf16.
   bool in_bf16(int n_tokens) const;
+  const float* pack_tokens(const float* const* x, int n_tokens, int n);
   void lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input);
-  size_t product_floats(const CpuPacked& w) const;  // scratch that multiply() may take
+  size_t panel_floats(const CpuPacked& w) const;    // scratch for decoded or opened weights
+  size_t product_floats(const CpuPacked& w) const;  // all scratch that multiply() may take
   void run_products(std::span<const Job> jobs, float beta);
   void run_swiglu_jobs(std::span<const Job> jobs);
   void run_swiglu(std::span<const Job> jobs);

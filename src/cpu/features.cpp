@@ -59,6 +59,16 @@ KernelTable with_wide(const KernelTable& base, const char* name, const WideKerne
   t.wide = wide;
   return t;
 }
+KernelTable with_avx512_floats(KernelTable t) {
+  const WideKernels& floats = kAvx512FloatKernels;
+  for (int c = 0; c < kNumCodecs; ++c)
+    if (floats.product[c] != nullptr) t.wide.product[c] = floats.product[c];
+  t.wide.few_tokens = floats.few_tokens;
+  t.wide.block_tokens = floats.block_tokens;
+  t.wide.scratch_bytes = floats.scratch_bytes;
+  t.wide.pack_tokens = floats.pack_tokens;
+  return t;
+}
 KernelTable with_bf16_attention(const KernelTable& base, const char* name) {
   KernelTable t = base;
   t.name = name;
@@ -70,6 +80,8 @@ KernelTable with_tiles(const KernelTable& base, const char* name) {
   t.name = name;
   t.tiles = kAmxKernels;
   t.attention[static_cast<int>(Element::bf16)] = kAmxAttention;
+  // Floats keep the layout whose panels the tiles multiply.
+  for (const Codec c : {Codec::f16, Codec::bf16, Codec::fp8}) t.wide.product[static_cast<int>(c)] = nullptr;
   return t;
 }
 #endif
@@ -116,8 +128,8 @@ std::string feature_names(uint32_t features) {
 std::span<const IsaLevel> isa_levels() {
 #if defined(__x86_64__)
   static const KernelTable avx2 = with_wide(kAvx2Table, "avx2", kAvx2WideKernels);
-  static const KernelTable avx512 = with_wide(kAvx512Table, "avx512", kAvx2WideKernels);
-  static const KernelTable avx512vnni = with_wide(kAvx512Table, "avx512vnni", kAvx512VnniKernels);
+  static const KernelTable avx512 = with_avx512_floats(with_wide(kAvx512Table, "avx512", kAvx2WideKernels));
+  static const KernelTable avx512vnni = with_avx512_floats(with_wide(kAvx512Table, "avx512vnni", kAvx512VnniKernels));
   static const KernelTable avx512bf16 = with_bf16_attention(avx512vnni, "avx512bf16");
   static const KernelTable amx = with_tiles(avx512bf16, "amx");
 #endif

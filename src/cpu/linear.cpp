@@ -58,6 +58,18 @@ const QuantisedRow* CpuOps::quantise(const float* const* x, int n_tokens, int n)
 
 bool CpuOps::in_bf16(int n_tokens) const { return bf16_prompts_ && kernels_.tiles.gemm_bf16 != nullptr && n_tokens >= kBf16Tokens; }
 
+const float* CpuOps::pack_tokens(const float* const* x, int n_tokens, int n) {
+  const int block = kernels_.wide.block_tokens;
+  auto* const packed = take<float>(static_cast<size_t>(n_tokens) * static_cast<size_t>(n));
+  const auto task = [&](int i, int) {
+    const int first = i * block;
+    kernels_.wide.pack_tokens(x + first, std::min(block, n_tokens - first), n, packed + static_cast<int64_t>(first) * n);
+  };
+  constexpr int64_t kSmall = 65536;
+  parallel((n_tokens + block - 1) / block, static_cast<int64_t>(n_tokens) * n < kSmall, task);
+  return packed;
+}
+
 // The tiles of an input whose rows, and for wide segments their rounded form, are known.
 void CpuOps::lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input) {
   const TileKernels& tiles = kernels_.tiles;
@@ -103,9 +115,15 @@ const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_
       from = rows;
       if (perm.empty()) plain = rows;
     }
-    const bool wide = w.segments[s].wide, on_tiles = kernels_.tiles.gather_bytes != nullptr && n_tokens >= kTileTokens;
+    const bool wide = w.segments[s].wide, rounds = w.segments[s].rounds_activations();
+    const bool on_tiles = kernels_.tiles.gather_bytes != nullptr && n_tokens >= kTileTokens;
     inputs[s] = {.rows = from, .bf16 = in_bf16(n_tokens) && w.segments[s].codec != Codec::f32};
-    if (wide && !inputs[s].bf16) {
+    if (wide && !rounds && !inputs[s].bf16 && n_tokens > kernels_.wide.few_tokens) {
+      const Input* const same =
+          std::find_if(inputs, inputs + s, [&](const Input& other) { return other.packed != nullptr && other.rows == from; });
+      inputs[s].packed = same != inputs + s ? same->packed : pack_tokens(from, n_tokens, w.padded_in);
+    }
+    if (rounds && !inputs[s].bf16) {
       if (!perm.empty()) {
         inputs[s].quantised = quantise(from, n_tokens, w.padded_in);
       } else {
@@ -113,7 +131,7 @@ const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_
         inputs[s].quantised = plain_quantised;
       }
     }
-    if (inputs[s].bf16 || (wide && on_tiles)) {
+    if (inputs[s].bf16 || (rounds && on_tiles)) {
       const Input* const same = std::find_if(inputs, inputs + s, [&](const Input& other) {
         return other.tiles != nullptr && other.rows == from && other.bf16 == inputs[s].bf16 &&
                w.segments[static_cast<size_t>(&other - inputs)].wide == wide;
@@ -128,8 +146,12 @@ const Input* CpuOps::inputs_of(const CpuPacked& w, const float* const* x, int n_
   return inputs;
 }
 
-size_t CpuOps::product_floats(const CpuPacked& w) const {
+size_t CpuOps::panel_floats(const CpuPacked& w) const {
   const size_t panel = static_cast<size_t>(panel_rows(w)) * static_cast<size_t>(w.padded_in);
+  return std::max(panel, kernels_.wide.scratch_bytes / sizeof(float));
+}
+size_t CpuOps::product_floats(const CpuPacked& w) const {
+  const size_t panel = panel_floats(w);
   return panel + (kernels_.tiles.scratch_bytes != nullptr ? kernels_.tiles.scratch_bytes(w.padded_in) / sizeof(float) : 0);
 }
 
@@ -140,12 +162,16 @@ void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, in
   const auto bias = [&](int r) { return s.bias.empty() ? nullptr : s.bias.data() + r; };
   const int step = panel_rows(w);
   const bool decodes = !s.wide && (x.tiles != nullptr || job.n_tokens > kernels_.gemv_max_tokens);
-  float* const panel = decodes || x.tiles != nullptr ? scratch(worker, product_floats(w)) : nullptr;
-  WideProduct product{.x = x.quantised, .y = y, .y_col = y_col, .n_tokens = job.n_tokens, .bias = bias(row), .beta = beta};
+  float* const panel = decodes || x.tiles != nullptr || x.packed != nullptr ? scratch(worker, product_floats(w)) : nullptr;
+  WideProduct product{.x = x.quantised, .rows = x.rows, .packed = x.packed};
+  product.y = y;
+  product.y_col = y_col;
+  product.n_tokens = job.n_tokens;
+  product.bias = bias(row);
+  product.beta = beta;
   product.tiles = x.tiles;
   product.sums = x.sums;
-  if (x.tiles != nullptr)
-    product.scratch = reinterpret_cast<uint8_t*>(panel + static_cast<size_t>(step) * static_cast<size_t>(w.padded_in));
+  product.scratch = reinterpret_cast<uint8_t*>(x.tiles != nullptr ? panel + panel_floats(w) : panel);
   if (s.wide) {
     const auto& products = x.tiles == nullptr ? kernels_.wide.product : x.bf16 ? kernels_.tiles.bf16 : kernels_.tiles.bytes;
     products[codec](w.wide_rows(s, job.matrix, row, n), product);

@@ -148,7 +148,7 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   Job* const second = take<Job>(static_cast<size_t>(n_experts) + 1);
   size_t n_jobs = 0;
   // Rows of x are rounded once, not once per expert that sees them.
-  const bool rounds = gate_up.any_wide || (shared && packed_of(experts.shared_gate_up).any_wide);
+  const bool rounds = gate_up.any_rounds || (shared && packed_of(experts.shared_gate_up).any_rounds);
   const QuantisedRow* const rounded = rounds ? quantise(rows_of(x), n_tokens, gate_up.padded_in) : nullptr;
   auto* const rounded_in = take<QuantisedRow>(n_rows);
   const auto add_job = [&](const CpuPacked& up, int up_matrix, const CpuPacked& back, int back_matrix, size_t at, int n) {
@@ -180,7 +180,7 @@ void CpuOps::moe_tokens(View x, const Experts& experts, const Routing& routing, 
   if (n_jobs > 0) {
     run_swiglu_jobs({first, n_jobs});
     const bool any_rounded = std::any_of(second, second + n_jobs, [&](const Job& job) { return job.w == &down && !in_bf16(job.n_tokens); });
-    const QuantisedRow* const rounded_mid = down.any_wide && any_rounded ? quantise(mid, begin[n_experts], down.padded_in) : nullptr;
+    const QuantisedRow* const rounded_mid = down.any_rounds && any_rounded ? quantise(mid, begin[n_experts], down.padded_in) : nullptr;
     for (size_t j = 0; j < n_jobs; ++j) {
       const auto at = static_cast<size_t>(first[j].y - mid);
       const bool known = rounded_mid != nullptr && second[j].w == &down && at < n_slots;

@@ -121,7 +121,7 @@ Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, T
   out.data = memory.take(out.matrix_bytes * static_cast<size_t>(s.n_matrices()));
   out.bias = s.bias;
   out.perm = s.perm;
-  if (out.codec == Codec::fp8) {
+  if (out.codec == Codec::fp8 && !out.wide) {
     for (const WeightBytes& w : s.matrices) {
       const size_t at = out.scales.size();
       out.scales.resize(at + w.scales.size() / sizeof(float));
@@ -141,8 +141,8 @@ Segment pack_segment(const LinearSource& s, int first_row, HugeMemory& memory, T
 }  // namespace
 
 bool can_lay_out(Codec codec, bool wide, int in) {
-  const int whole = wide ? wide_unit(codec, kChunk).elems : info(static_cast<Format>(codec)).block_elems;
-  return whole > 0 && in % whole == 0;
+  const int whole = wide ? wide_unit(codec, kChunk, in).elems : info(static_cast<Format>(codec)).block_elems;
+  return whole > 0 && in % whole == 0 && (!wide || in % kChunk == 0);
 }
 
 void lay_out(Segment& s, int n_rows, int in, int group) {
@@ -166,14 +166,15 @@ void lay_out(Segment& s, int n_rows, int in, int group) {
     default: s.block_elems = format.block_elems; s.block_bytes = format.block_bytes;
   }
   if (s.wide) {
-    const WideUnit unit = wide_unit(s.codec, group);
+    const WideUnit unit = wide_unit(s.codec, group, in);
     s.block_elems = unit.elems;
     s.block_bytes = unit.bytes;
+    s.header_bytes = unit.header_bytes;
     blocks = static_cast<size_t>(s.n_groups);
   }
   s.n_blocks = (in + s.block_elems - 1) / s.block_elems;
   s.matrix_bytes = (blocks * static_cast<size_t>(s.n_blocks) * static_cast<size_t>(s.block_bytes) + 63) / 64 * 64;
-  if (s.codec == Codec::fp8) s.scale_stride = (in + kScaleBlock - 1) / kScaleBlock;
+  if (s.codec == Codec::fp8 && !s.wide) s.scale_stride = (in + kScaleBlock - 1) / kScaleBlock;
 }
 
 void add_segment(CpuPacked& packed, Segment segment) {
@@ -182,6 +183,7 @@ void add_segment(CpuPacked& packed, Segment segment) {
   packed.n_groups += segment.n_groups;
   packed.needs_own_input = packed.needs_own_input || packed.padded_in != packed.in || !segment.perm.empty();
   packed.any_wide = packed.any_wide || segment.wide;
+  packed.any_rounds = packed.any_rounds || segment.rounds_activations();
   packed.segments.push_back(std::move(segment));
 }
 
@@ -218,7 +220,8 @@ WideRows CpuPacked::wide_rows(const Segment& s, int matrix, int row, int n) cons
           .n_rows = n,
           .n_units = s.n_blocks,
           .unit_bytes = s.block_bytes,
-          .unit_elems = s.block_elems};
+          .unit_elems = s.block_elems,
+          .header_bytes = s.header_bytes};
 }
 
 std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool,

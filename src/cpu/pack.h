@@ -1,6 +1,6 @@
 // The packed form of weights: rows in groups of four whose blocks are interleaved, [matrices][groups][blocks][4][block bytes], so that the
 // kernel that multiplies four rows at a time reads one stream. Rows are padded with zeros to whole groups and to 32 columns.
-// Integer formats that have products with rounded activations take the layout of wide_pack.h instead.
+// Formats that have products over rows in lanes take the layout of wide_pack.h instead.
 // Private to src/cpu: kernels see WeightRows or WideRows, everything else a Linear.
 #pragma once
 
@@ -11,14 +11,13 @@
 #include "base/thread_pool.h"
 #include "cpu/huge_memory.h"
 #include "cpu/isa/kernels.h"
+#include "cpu/wide_pack.h"
 #include "ops/ops.h"
 
 namespace cachalot::cpu {
 
 // Packed files hold these bytes: a change of any layout, here or in wide_pack.h, takes a new number.
 inline constexpr int kPackedLayout = 1;
-
-inline constexpr int kScaleBlock = 128;  // rows and columns of fp8 that share a scale
 
 // Rows of one format within a Linear.
 struct Segment {
@@ -30,10 +29,13 @@ struct Segment {
   int n_blocks = 0, block_elems = 0, block_bytes = 0;
   size_t matrix_bytes = 0;  // from one matrix of the stack to the next
   std::shared_ptr<std::byte> data;
-  std::vector<float> scales;  // fp8: [matrices][ceil(rows / 128)][scale_stride]
+  int header_bytes = 0;       // of a wide unit
+  std::vector<float> scales;  // fp8 that is not wide: [matrices][ceil(rows / 128)][scale_stride]
   int64_t scale_stride = 0;
   std::vector<float> bias;    // [n_rows] or empty
   std::vector<int32_t> perm;  // column k multiplies x[perm[k]]; or empty
+
+  [[nodiscard]] bool rounds_activations() const { return wide && !is_float(codec); }
 };
 
 class CpuPacked : public Packed {
@@ -47,7 +49,7 @@ class CpuPacked : public Packed {
   int out = 0, in = 0, padded_in = 0, n_matrices = 0;
   int n_groups = 0;              // over all segments
   bool needs_own_input = false;  // rows of x must be copied first: padding or a permutation
-  bool any_wide = false;
+  bool any_wide = false, any_rounds = false;
   std::vector<Segment> segments;
 };
 

@@ -89,7 +89,7 @@ Segment read_segment(ByteReader& bytes, const CpuPacked& w, const WideKernels* w
   const auto n_scales = bytes.get<uint64_t>();
   const size_t scale_rows = static_cast<size_t>((n_rows + kScaleBlock - 1) / kScaleBlock);
   const size_t expected =
-      s.codec == Codec::fp8 ? static_cast<size_t>(w.n_matrices) * scale_rows * static_cast<size_t>(s.scale_stride) : size_t{0};
+      s.codec == Codec::fp8 && !s.wide ? static_cast<size_t>(w.n_matrices) * scale_rows * static_cast<size_t>(s.scale_stride) : size_t{0};
   if (n_scales != expected) fail("{} scales, expected {}", n_scales, expected);
   s.scales = bytes.list<float>(n_scales);
   const auto n_bias = bytes.get<uint64_t>(), n_perm = bytes.get<uint64_t>();

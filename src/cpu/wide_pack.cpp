@@ -1,6 +1,7 @@
 // Packing into, and reading rows back from, the wide layout: once per weight at load, four codes of a row at a time.
 #include "cpu/wide_pack.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -201,8 +202,12 @@ constexpr float kFp4Levels[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1
 
 }  // namespace
 
-WideUnit wide_unit(Codec codec, int group) {
+WideUnit wide_unit(Codec codec, int group, int in) {
+  const int scales = (in + kScaleBlock - 1) / kScaleBlock * static_cast<int>(sizeof(float)), header = (scales + 63) / 64 * 64;
   switch (codec) {
+    case Codec::f16:
+    case Codec::bf16: return {in, in * 2 * kWideRows};
+    case Codec::fp8: return {in, header + in * kWideRows, header};
     case Codec::q4_0:
     case Codec::iq4_nl: return {32, 288};
     case Codec::q4_1: return {32, 320};
@@ -221,6 +226,14 @@ WideUnit wide_unit(Codec codec, int group) {
 }
 
 bool fits_wide(const LinearSource& source, Codec codec) {
+  if (is_float(codec) && source.in % kChunk != 0) return false;
+  if (codec == Codec::fp8) {
+    return std::none_of(source.matrices.begin(), source.matrices.end(), [](const WeightBytes& w) {
+      bool found = false;
+      for (const std::byte code : w.data) found |= (code & std::byte{0x7f}) == std::byte{0x7f};
+      return found;
+    });
+  }
   if (codec != Codec::mxfp4) return true;
   constexpr size_t kBlockBytes = 17;
   for (const WeightBytes& w : source.matrices) {
@@ -232,9 +245,61 @@ bool fits_wide(const LinearSource& source, Codec codec) {
   return true;
 }
 
+namespace {
+
+// Where a float's bytes lie behind the header.
+size_t float_offset(Codec codec, int r, int column) {
+  const int eight = column / 8, c = column % 8;
+  if (codec == Codec::fp8) return static_cast<size_t>(eight * 128 + c / 4 * 64 + c % 4 / 2 * 32 + 2 * r + c % 2);
+  const int piece = c / 4 + 2 * (c % 2), second = c % 4 / 2;  // of the pairs 0 2, 4 6, 1 3, 5 7
+  return static_cast<size_t>(eight * 256 + piece * 64 + (codec == Codec::bf16 ? 4 * r + 2 * second : 2 * r + 32 * second));
+}
+// Row r of a group from its stored numbers.
+template <typename Number>
+void put_floats(Codec codec, const std::byte* from, int n, int r, uint8_t* codes) {
+  std::array<size_t, 8> offset;
+  for (size_t c = 0; c < offset.size(); ++c) offset[c] = float_offset(codec, r, static_cast<int>(c));
+  const size_t step = float_offset(codec, 0, 8);
+  for (int k = 0; k < n; k += 8, codes += step)
+    for (const size_t at : offset) {
+      std::memcpy(codes + at, from, sizeof(Number));
+      from += sizeof(Number);
+    }
+}
+void pack_float_row(const LinearSource& s, Codec codec, const WeightBytes& w, int row, int r, uint8_t* unit) {
+  const auto in = static_cast<size_t>(s.in), at = static_cast<size_t>(row) * in;
+  if (codec != Codec::fp8) return put_floats<uint16_t>(codec, w.data.data() + 2 * at, s.in, r, unit);
+  const size_t n_scales = (in + kScaleBlock - 1) / kScaleBlock;
+  if (r == 0)
+    std::memcpy(unit, w.scales.data() + static_cast<size_t>(row / kScaleBlock) * n_scales * sizeof(float), n_scales * sizeof(float));
+  put_floats<uint8_t>(codec, w.data.data() + at, s.in, r, unit + wide_unit(codec, 0, s.in).header_bytes);
+}
+void unpack_float_row(Codec codec, const WideUnit& unit, const uint8_t* data, int r, float* out) {
+  const uint8_t* const codes = data + unit.header_bytes;
+  for (int k = 0; k < unit.elems; ++k) {
+    const uint8_t* const at = codes + float_offset(codec, r, k);
+    if (codec == Codec::fp8) {
+      float scale;
+      std::memcpy(&scale, data + sizeof scale * static_cast<size_t>(k / kScaleBlock), sizeof scale);
+      out[k] = e4m3_to_f32(*at) * scale;
+      continue;
+    }
+    uint16_t bits;
+    std::memcpy(&bits, at, sizeof bits);
+    out[k] = codec == Codec::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+  }
+}
+
+}  // namespace
+
 void pack_wide_unit(const LinearSource& source, Codec codec, int matrix, int group, int u, uint8_t* unit) {
-  const Layout l = layout_of(codec);
   const WeightBytes& w = source.matrices[static_cast<size_t>(matrix)];
+  if (is_float(codec)) {
+    for (int r = 0; r < kWideRows && group * kWideRows + r < source.out; ++r)
+      pack_float_row(source, codec, w, group * kWideRows + r, r, unit);
+    return;
+  }
+  const Layout l = layout_of(codec);
   const bool planar = codec == Codec::int4 || codec == Codec::int8;
   for (int r = 0; r < kWideRows && group * kWideRows + r < source.out; ++r) {
     const int row = group * kWideRows + r;
@@ -256,6 +321,7 @@ void pack_wide_unit(const LinearSource& source, Codec codec, int matrix, int gro
 }
 
 void unpack_wide_row(Codec codec, const WideUnit& unit, const uint8_t* data, int r, float* out) {
+  if (is_float(codec)) return unpack_float_row(codec, unit, data, r, out);
   const Layout l = layout_of(codec);
   const auto half = [&](int offset) {
     uint16_t bits;

@@ -1,4 +1,5 @@
-// The wide layout: integer weights in the order in which VNNI, and AMX tiles, consume them (AVX2 in two halves). Private to src/cpu.
+// The wide layout: weights in the order in which VNNI, AMX tiles (integers) and vectors of rows (floats) consume them (AVX2 in two halves).
+// Private to src/cpu.
 //
 // A group is 16 rows, a unit one block of each of its rows (32 or 256 columns, or one planar group). A unit begins with what its rows share
 // per block, 16 entries each, row by row; then for every 32 columns the codes as 8 steps of [16 rows][4 columns] bytes: a step is one
@@ -13,6 +14,11 @@
 //   q4_k, q5_k          f16 d[16], dmin[16]; per 32: u8 scale[16], minimum[16]; per 32: (fifth bits) codes
 //   q6_k                f16 d[16]; per 16: i8 scale[16]; per 32: upper bits, codes
 //   iq4_xs              f16 d[16]; per 32: i8 scale[16]; per 32: codes
+//
+// Of floats a unit is the whole of its 16 rows, eight columns after eight, in pieces of 64 bytes:
+//   bf16                columns 0 2, 4 6, 1 3, 5 7 as [16 rows][2]: two columns to open per register
+//   f16                 the same pairs as [2][16 rows], since f16 is opened from neighbours
+//   fp8                 f32 scale of every 128 columns, up to a multiple of 64 bytes; then columns 0 to 3, 4 to 7 as [2][16 rows][2]
 #pragma once
 
 #include "cpu/isa/kernels.h"
@@ -20,13 +26,19 @@
 
 namespace cachalot::cpu {
 
+inline constexpr int kScaleBlock = 128;  // rows and columns of fp8 that share a scale
+
+constexpr bool is_float(Codec codec) { return codec == Codec::f32 || codec == Codec::f16 || codec == Codec::bf16 || codec == Codec::fp8; }
+
 struct WideUnit {
   int elems = 0, bytes = 0;
+  int header_bytes = 0;  // before the codes, where their place depends on the number of columns
 };
-// The unit of a codec; of the planar ones by their group. elems is 0 when the codec has no wide layout.
-WideUnit wide_unit(Codec codec, int group);
+// The unit of a codec in rows of `in`; of the planar ones by their group. elems is 0 when the codec has no wide layout.
+WideUnit wide_unit(Codec codec, int group, int in);
 
-// Whether every block of the source can be stored: not the MXFP4 scales at the ends of their range.
+// Whether every block of the source can be stored: not the MXFP4 scales at the ends of their range, not the FP8 codes for NaN, and of
+// floats only whole chunks of columns.
 bool fits_wide(const LinearSource& source, Codec codec);
 
 // Writes unit `u` of rows [16 group, 16 group + 16) of a matrix; rows past the end stay as they are, zero.

@@ -54,7 +54,7 @@ TEST(Isolation, IsaObjectsDefineNoMergeableSymbols) {
   GTEST_SKIP() << "sanitizers add mergeable symbols of their own";
 #endif
   const auto symbols = by_member(std::string(CACHALOT_NM) + " -C " CACHALOT_CPU_ARCHIVE, ".cpp.o:");
-  for (const char* member : {"scalar", "avx2", "avx2_wide", "avx512", "avx512vnni", "avx512bf16", "amx"}) {
+  for (const char* member : {"scalar", "avx2", "avx2_wide", "avx512", "avx512_floats", "avx512vnni", "avx512bf16", "amx"}) {
     ASSERT_TRUE(symbols.contains(member)) << member;
     for (const char* kind : {" W ", " V ", " u ", " w "}) EXPECT_EQ(symbols.at(member).find(kind), std::string::npos) << member << kind;
   }

@@ -1,5 +1,5 @@
-// The wide layout and its integer products: codes survive packing to the bit, products are those of the rounded activations, the same on
-// every level, and rounding keeps its bound.
+// The wide layout and its products: codes survive packing to the bit, products of integers are those of the rounded activations, those of
+// floats exact but for f32 sums, the same on every level and beside any others, and rounding keeps its bound.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,8 @@ namespace {
 using test::random_floats;
 using test::random_source;
 
-// Every format whose codec has a wide layout.
+// Every format whose codec has a wide layout: integers, and floats.
+std::vector<Format> float_formats() { return {Format::f16, Format::bf16, Format::fp8_block}; }
 std::vector<Format> wide_formats() {
   return {Format::q4_0, Format::q4_1,   Format::q5_0,   Format::q5_1,  Format::q8_0,        Format::q4_k,       Format::q5_k,
           Format::q6_k, Format::iq4_nl, Format::iq4_xs, Format::mxfp4, Format::int4_planar, Format::int8_planar};
@@ -28,8 +29,7 @@ std::vector<Format> wide_formats() {
 WideKernels all_kernels() {
   WideKernels k;
   for (auto& product : k.product) product = [](const WideRows&, const WideProduct&) {};
-  for (const Codec c : {Codec::f32, Codec::f16, Codec::bf16, Codec::q2_k, Codec::q3_k, Codec::fp8})
-    k.product[static_cast<int>(c)] = nullptr;
+  for (const Codec c : {Codec::f32, Codec::q2_k, Codec::q3_k}) k.product[static_cast<int>(c)] = nullptr;
   return k;
 }
 
@@ -37,8 +37,10 @@ TEST(Wide, RowsComeBackExactly) {
   HugeMemory memory;
   ThreadPool pool(2);
   const WideKernels kernels = all_kernels();
-  for (const Format format : wide_formats()) {
-    const int in = test::rounded_to_blocks(format, 300), out = 37;
+  std::vector<Format> formats = wide_formats();
+  for (const Format format : float_formats()) formats.push_back(format);
+  for (const Format format : formats) {
+    const int in = test::rounded_to_blocks(format, 300), out = 133;
     const LinearSource s = random_source({.format = format, .out = out, .in = in / 32 * 32, .n_matrices = 2}, 3);
     const auto packed = pack_weights({&s, 1}, memory, pool, &kernels);
     const Segment& segment = packed->segments[0];
@@ -49,8 +51,8 @@ TEST(Wide, RowsComeBackExactly) {
         dequant_row(s, m, r, expected.data());
         const WideRows group = packed->wide_rows(segment, m, r / kWideRows * kWideRows, kWideRows);
         for (int u = 0; u < group.n_units; ++u)
-          unpack_wide_row(segment.codec, {group.unit_elems, group.unit_bytes}, group.data + static_cast<size_t>(u * group.unit_bytes),
-                          r % kWideRows, found.data() + u * group.unit_elems);
+          unpack_wide_row(segment.codec, {group.unit_elems, group.unit_bytes, group.header_bytes},
+                          group.data + static_cast<size_t>(u * group.unit_bytes), r % kWideRows, found.data() + u * group.unit_elems);
         for (size_t k = 0; k < found.size(); ++k) ASSERT_EQ(found[k], expected[k]) << info(format).name << " row " << r << " column " << k;
       }
     }
@@ -66,6 +68,20 @@ TEST(Wide, ScalesAtTheEndsOfTheirRangeKeepTheOtherLayout) {
   EXPECT_TRUE(fits_wide(s, Codec::mxfp4));
   block[0] = std::byte{255};
   EXPECT_FALSE(fits_wide(s, Codec::mxfp4));
+}
+
+TEST(Wide, FloatsOutOfItsReachKeepTheOtherLayout) {
+  const LinearSource odd = random_source({.format = Format::bf16, .out = 3, .in = 40}, 1),
+                     even = random_source({.format = Format::bf16, .out = 3, .in = 64}, 1);
+  EXPECT_FALSE(fits_wide(odd, Codec::bf16));
+  EXPECT_TRUE(fits_wide(even, Codec::bf16));
+  std::vector<std::byte> codes(64, std::byte{0x7e});
+  const float scale = 1.0f;
+  LinearSource s{.name = "codes", .format = Format::fp8_block, .out = 1, .in = 64};
+  s.matrices.push_back({.data = codes, .scales = std::as_bytes(std::span(&scale, 1)), .zeros = {}});
+  EXPECT_TRUE(fits_wide(s, Codec::fp8));
+  codes[40] = std::byte{0xff};  // not a number
+  EXPECT_FALSE(fits_wide(s, Codec::fp8));
 }
 
 // Runs for each level that this machine can run and that has integer products.
@@ -231,6 +247,64 @@ TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
         if (static_cast<size_t>(t) == alone.size()) alone.push_back(row);
         ASSERT_EQ(std::memcmp(row.data(), alone[static_cast<size_t>(t)].data(), sizeof(float) * kOut), 0)
             << info(format).name << ": token " << t << " of " << n_tokens;
+      }
+    }
+  }
+}
+
+// y = W x + bias + 2 y of floats, for the first tokens of x.
+std::vector<float> float_product_of(const WideKernels& kernels, const CpuPacked& packed, const std::vector<float>& x, int n_tokens,
+                                    const std::vector<float>& bias) {
+  const Segment& segment = packed.segments[0];
+  std::vector<float> y(static_cast<size_t>(n_tokens * packed.out), 0.25f), laid_out(static_cast<size_t>(n_tokens * packed.in));
+  std::vector<float> scratch(kernels.scratch_bytes / sizeof(float) + 16);
+  std::vector<const float*> rows;
+  std::vector<float*> out;
+  for (int t = 0; t < n_tokens; ++t) {
+    rows.push_back(x.data() + t * packed.in);
+    out.push_back(y.data() + t * packed.out);
+  }
+  for (int t = 0; t < n_tokens; t += kernels.block_tokens)
+    kernels.pack_tokens(rows.data() + t, std::min(kernels.block_tokens, n_tokens - t), packed.in, laid_out.data() + t * packed.in);
+  WideProduct product{.rows = rows.data(), .packed = n_tokens > kernels.few_tokens ? laid_out.data() : nullptr};
+  product.y = out.data();
+  product.n_tokens = n_tokens;
+  product.bias = bias.data();
+  product.beta = 2.0f;
+  product.scratch = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
+  kernels.product[static_cast<int>(segment.codec)](packed.wide_rows(segment, 0, 0, packed.out), product);
+  return y;
+}
+TEST_P(WideProducts, OfFloatsAreExactAndTheSameOnEveryLevelBesideAnyOthers) {
+  HugeMemory memory;
+  ThreadPool pool(1);
+  constexpr int kMost = 520;  // more than pass at a time
+  for (const Format format : float_formats()) {
+    for (const int in : {32, 416}) {
+      constexpr int kOut = 155;  // odd numbers of groups and rows, and of FP8 a second row of scales
+      const LinearSource s = random_source({.format = format, .out = kOut, .in = in}, 3);
+      const auto packed = pack_weights({&s, 1}, memory, pool, &kernels());
+      ASSERT_TRUE(packed->segments[0].wide) << info(format).name;
+      const std::vector<float> x = random_floats(static_cast<size_t>(kMost * in), 4), bias = random_floats(kOut, 8);
+      const std::vector<float> all = float_product_of(wide_levels().back()->table->wide, *packed, x, kMost, bias);
+      for (const int n_tokens : {1, 2, 3, 4, 5, 7, 11, 12, 13, 30, kMost}) {
+        const std::vector<float> found = float_product_of(kernels(), *packed, x, n_tokens, bias);
+        ASSERT_EQ(std::memcmp(found.data(), all.data(), sizeof(float) * found.size()), 0) << info(format).name << " T" << n_tokens;
+      }
+      std::vector<float> w(static_cast<size_t>(in));
+      for (int r = 0; r < kOut; ++r) {
+        dequant_row(s, 0, r, w.data());
+        for (int t = 0; t < 20; ++t) {
+          double sum = 0.0, size = 0.0;
+          for (int k = 0; k < in; ++k) {
+            const double term = static_cast<double>(w[static_cast<size_t>(k)]) * static_cast<double>(x[static_cast<size_t>(t * in + k)]);
+            sum += term;
+            size += std::abs(term);
+          }
+          sum += static_cast<double>(bias[static_cast<size_t>(r)]) + 0.5;
+          ASSERT_NEAR(all[static_cast<size_t>(t * kOut + r)], sum, 2e-6 * (size + 1.0))
+              << info(format).name << " row " << r << " token " << t;
+        }
       }
     }
   }

@@ -115,7 +115,7 @@ struct AttentionKernels {
   void (*write_row)(const float* row, float factor, int n, float* y) = nullptr;
 };
 
-// ---- products with activations rounded to 16 bits ----
+// ---- products of the wide layout: of integers with activations rounded to 16 bits, of floats with activations in f32 ----
 
 // Rows of a group in the wide layout of wide_pack.h: one per 32-bit lane of an AVX-512 register, half as many of AVX2.
 inline constexpr int kWideRows = 16;
@@ -139,10 +139,13 @@ struct QuantisedRow {
 struct WideRows {
   const uint8_t* data = nullptr;  // [n_groups][n_units][unit_bytes]
   int n_rows = 0, n_units = 0, unit_bytes = 0, unit_elems = 0;
+  int header_bytes = 0;  // of a unit, before its codes; fp8 only
 };
 struct WideProduct {
-  const QuantisedRow* x = nullptr;  // [n_tokens]
-  float* const* y = nullptr;        // and the rest as in Product
+  const QuantisedRow* x = nullptr;     // [n_tokens]; of integers
+  const float* const* rows = nullptr;  // [n_tokens] rows of f32; of floats, for up to few_tokens
+  const float* packed = nullptr;       // of floats, for more: see pack_tokens
+  float* const* y = nullptr;           // and the rest as in Product
   int y_col = 0;
   int n_tokens = 0;
   const float* bias = nullptr;
@@ -151,13 +154,17 @@ struct WideProduct {
   const float* factors = nullptr;  // bf16: [n_tokens] or null; y += factor * product, instead of bias and beta
   const uint8_t* tiles = nullptr;  // the tokens' activations, as TileKernels lays them out
   const float* sums = nullptr;     // byte products: [tile][n / 32][16 tokens] float_sum
-  uint8_t* scratch = nullptr;      // TileKernels::scratch_bytes(n) for the call, aligned to 64
+  uint8_t* scratch = nullptr;      // WideKernels' or TileKernels' scratch_bytes for the call, aligned to 64
 };
 
 struct WideKernels {
   // n is a multiple of 32; the arrays are those of a QuantisedRow.
   void (*quantise)(const float* x, int n, ActivationChunk* chunks, float* scale) = nullptr;
   void (*product[kNumCodecs])(const WideRows&, const WideProduct&) = {};  // null for codecs that have no wide layout
+  // Of floats: more than few_tokens pass as [blocks][n_cols][tokens of the block], block_tokens of them but in the last.
+  int few_tokens = 0, block_tokens = 0;
+  size_t scratch_bytes = 0;
+  void (*pack_tokens)(const float* const* x, int n_tokens, int n_cols, float* out) = nullptr;  // one block
 };
 
 // ---- products on tiles (AMX), for many tokens ----
@@ -219,7 +226,7 @@ struct KernelTable {
 
 // Constants, so that no code of a higher instruction set runs before one of them was chosen.
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
-extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels;
+extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels, kAvx512FloatKernels;
 extern const AttentionKernels kAvx512Bf16Attention;
 extern const AttentionKernels kAmxAttention;
 extern const TileKernels kAmxKernels;

@@ -92,6 +92,16 @@ inline F load_e4m3(const uint8_t* p) {  // the sign ends up in the two upper bit
   const __m128i code = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(code, 1), _mm_set1_epi16(static_cast<int16_t>(0xbfff))));
 }
+inline void load_e4m3_columns(const uint8_t* p, F* v) {  // see simd_avx512.h; p points at the first of eight rows
+  const I code = _mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(p + 32), reinterpret_cast<const __m128i*>(p));
+  const I mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
+  const I even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(code, 8), 1), mask);
+  const I odd = _mm256_and_si256(_mm256_srai_epi16(code, 1), mask);
+  v[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(even));
+  v[1] = _mm256_cvtph_ps(_mm256_castsi256_si128(odd));
+  v[2] = _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1));
+  v[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
+}
 inline void store_f16(uint8_t* p, F a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -98,6 +98,16 @@ inline F load_e4m3(const uint8_t* p) {  // the sign ends up in the two upper bit
   const __m256i code = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
   return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(code, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
 }
+// Four columns of E4M3, [2][16 rows][2], as load_e4m3 reads them.
+inline void load_e4m3_columns(const uint8_t* p, F* v) {
+  const I code = _mm512_loadu_si512(p), mask = _mm512_set1_epi16(static_cast<int16_t>(0xbf80));
+  const I even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(code, 8), 1), mask);
+  const I odd = _mm512_and_si512(_mm512_srai_epi16(code, 1), mask);
+  v[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(even));
+  v[1] = _mm512_cvtph_ps(_mm512_castsi512_si256(odd));
+  v[2] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1));
+  v[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1));
+}
 inline void store_f16(uint8_t* p, F a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

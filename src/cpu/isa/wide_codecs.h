@@ -1,8 +1,8 @@
-// What all products of the wide layout share: how its units give codes and scales, and where sums go. Over the operations of bytes_vnni.h
+// What all products of integers in the wide layout share: how its units give codes and scales. Over the operations of bytes_vnni.h
 // or bytes_avx2.h, of which one was included before. For the layout see cpu/wide_pack.h.
 #pragma once
 
-#include "cpu/isa/kernels.h"
+#include "cpu/isa/wide_finish.h"
 
 namespace cachalot::cpu {
 namespace {
@@ -185,24 +185,6 @@ struct WideCodec<Codec::q6_k> : WideBase<16, 32, false> {
   }
   [[nodiscard]] F scale(int i) const { return mul(d, unit.i8(32 + 16 * i)); }
 };
-
-// Rows [row, row + kWidth) of token t.
-inline void finish_wide(const WideProduct& p, int row, int n_rows, int t, F sum) {
-  float* const y = p.y[t] + p.y_col + row;
-  const int n = n_rows - row < kWidth ? n_rows - row : kWidth;
-  if (n == kWidth && p.bias == nullptr && p.beta == 0.0f) {
-    store(y, sum);
-    return;
-  }
-  float values[kWidth];
-  store(values, sum);
-  for (int r = 0; r < n; ++r) {
-    float value = values[r];
-    if (p.bias != nullptr) value += p.bias[row + r];
-    if (p.beta != 0.0f) value += p.beta * y[r];
-    y[r] = value;
-  }
-}
 
 }  // namespace
 }  // namespace cachalot::cpu
