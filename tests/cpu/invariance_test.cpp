@@ -158,6 +158,11 @@ TEST(ContextInvariance, ChunksDoNotChangeGroupedAttention) {
 TEST(ContextInvariance, ChunksDoNotChangeAttentionReadInPlace) {
   check_attention({.heads = 2, .k_dim = 64, .v_dim = 40, .format = KvFormat::bf16, .block_tokens = 16}, 6);
 }
+// One row of it has three queries for a KV head, as few as have kernels of their own; a chunk many.
+TEST(ContextInvariance, ChunksDoNotChangeAttentionOfFewQueries) {
+  check_attention({.heads = 2, .k_dim = 64, .v_dim = 48, .format = KvFormat::f16, .block_tokens = 16}, 6);
+  check_attention({.heads = 2, .k_dim = 32, .v_dim = 32, .format = KvFormat::f32, .block_tokens = 16}, 8);
+}
 TEST(ContextInvariance, ChunksDoNotChangeAttentionOnTwoVectors) {
   check_attention({.heads = 1, .k_dim = 64, .v_dim = 64, .format = KvFormat::bf16, .block_tokens = 16}, 3);
 }

@@ -6,6 +6,9 @@
 #pragma once
 
 #include "cpu/isa/vector_math.h"
+#if defined(__AVX512F__)
+#include "cpu/isa/narrow_attention.h"
+#endif
 
 namespace cachalot::cpu {
 namespace {
@@ -155,8 +158,8 @@ inline void softmax_group(const AttentionTile& t, int group, int padded_rows) {
   store(largest, now);
 }
 
-// Adds the weighted values of the tile to numbers [d, d + V vectors) of Q queries.
-template <class Form, int Q, int V>
+// Adds the weighted values of the tile to numbers [d, d + V vectors) of Q queries; weights lie [rows or their pairs][L].
+template <class Form, int Q, int V, int L = kWidth>
 inline void value_block(const AttentionTile& t, int query, int d, Ahead* ahead) {
   float* const out = t.out + static_cast<int64_t>(query) * t.v_dim + d;
   F sum[Q][V];
@@ -170,7 +173,7 @@ inline void value_block(const AttentionTile& t, int query, int d, Ahead* ahead) 
   for (int i = 0; i < n_steps; ++i) {
     F value[V];
     Form::values(t.values, i, d, value);
-    const float* const w = weights + i * kWidth;
+    const float* const w = weights + i * L;
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
       const F p = set1(float_at(w + q));
@@ -199,9 +202,26 @@ inline void value_column(const AttentionTile& t, int d, Ahead& ahead) {
   if (query < t.n_queries) value_block<Form, 4, V>(t, query, d, query == 0 ? &ahead : nullptr);
 }
 
+#if defined(__AVX512F__)
+template <class Form>
+void attend_narrow(const AttentionTile& t, int padded_rows) {
+  for (int row = 0; row < padded_rows; row += kNarrowKeys) narrow_scores(t, row, padded_rows);
+  narrow_softmax(t, padded_rows);
+  Ahead ahead(t, (t.v_dim + 2 * kWidth - 1) / (2 * kWidth) * t.n_rows);
+  int d = 0;
+  for (; d + 2 * kWidth <= t.v_dim; d += 2 * kWidth) value_block<Form, kNarrowQueries, 2, kNarrowQueries>(t, 0, d, &ahead);
+  if (d < t.v_dim) value_block<Form, kNarrowQueries, 1, kNarrowQueries>(t, 0, d, &ahead);
+}
+#endif
+
 template <class Form>
 void attend_tile(const AttentionTile& t) {
   const int n_groups = (t.n_queries + kWidth - 1) / kWidth, padded_rows = (t.n_rows + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+#if defined(__AVX512F__)
+  if constexpr (Form::kNumbers == 1) {
+    if (is_narrow(t)) return attend_narrow<Form>(t, padded_rows);
+  }
+#endif
   int group = 0;
   for (; group + 2 <= n_groups; group += 2)
     for (int row = 0; row < padded_rows; row += kScoreRows / 2) score_block<Form, kScoreRows / 2, 2>(t, group, row);
