@@ -245,7 +245,7 @@ TEST_P(WideProducts, AreThoseOfTheRoundedActivations) {
         EXPECT_EQ(out[static_cast<size_t>(t)][kOut + 1], 0.25f);
         std::vector<float> row(out[static_cast<size_t>(t)] + 1, out[static_cast<size_t>(t)] + 1 + kOut);
         if (static_cast<size_t>(t) == alone.size()) alone.push_back(row);
-        ASSERT_EQ(std::memcmp(row.data(), alone[static_cast<size_t>(t)].data(), sizeof(float) * kOut), 0)
+        ASSERT_TRUE(std::equal(row.begin(), row.begin() + kOut, alone[static_cast<size_t>(t)].begin()))
             << info(format).name << ": token " << t << " of " << n_tokens;
       }
     }
