@@ -306,10 +306,10 @@ void Scheduler::count_token(Task& task, double now) {
   task.last_token = now;
 }
 
-// Steps take longer than expected now and then, on some machines more than on others. A broken promise outweighs 1,600 kept ones, so about
+// Steps take longer than expected now and then, on some machines more than on others. A broken promise outweighs 8,000 kept ones, so about
 // one in as many is broken, unless the machine pauses whatever it is given to do: hence a least aim.
 void Scheduler::learn_aim(Aim& aim, bool kept, double now) {
-  constexpr double kLeastAim = 0.4, kLower = 0.85, kRaise = 1.0001;
+  constexpr double kLeastAim = 0.4, kLower = 0.85, kRaise = 1.00002;
   if (kept) {
     aim.share = std::min(kLargestAim, kRaise * aim.share);
   } else if (now > aim.lowered) {  // once for all the tokens of a step
