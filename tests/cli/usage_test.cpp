@@ -9,7 +9,6 @@ namespace cachalot::test {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::StartsWith;
 
 // One line on stderr that begins with the program's name, nothing on stdout.
