@@ -87,34 +87,31 @@ class DecoderModel final : public StepModel {
       out[i].clear();
     }
     StepResult result = runner_.predict(predicted_);
-    std::vector<Runner::Guessed> chain;  // those that have just got a guess, and where it came from
-    std::vector<size_t> owner;
+    std::vector<Runner::Guessed> chain;  // rows that have logits
+    std::vector<size_t> item;            // whose row it is
     for (size_t i = 0; i < items.size(); ++i) {
       if (result.first_row[i] < 0) continue;
-      chain.push_back({items_[i].sequence, first_[i] + items[i].n_valid - 1, -1});
-      owner.push_back(i);
+      chain.push_back({items_[i].sequence, first_[i] + items[i].n_valid - 1});
+      item.push_back(i);
     }
     while (!chain.empty()) {
       row_params_.assign(chain.size(), {.temperature = 0.0f});
       row_sampled_.assign(chain.size(), {});
       ops_.sample(result.logits, row_params_, row_sampled_);
-      std::vector<Runner::Guessed> further;
-      std::vector<size_t> further_owner;
-      further_rows_.clear();
+      size_t n = 0;  // rows that are followed by another
       for (size_t r = 0; r < chain.size(); ++r) {
         const int token = row_sampled_[r].token;
         if (token < 0) continue;
-        std::vector<int>& guesses = out[owner[r]];
+        std::vector<int>& guesses = out[item[r]];
         guesses.push_back(token);
-        const Runner::Guessed next{chain[r].sequence, chain[r].position + 1, token};
-        if (static_cast<int>(guesses.size()) >= items[owner[r]].n_wanted || !runner_.has_place(next)) continue;
-        further.push_back(next);
-        further_owner.push_back(owner[r]);
-        further_rows_.push_back(static_cast<int>(r));
+        const Runner::Guessed next{chain[r].sequence, chain[r].position + 1, token, static_cast<int>(r)};
+        if (static_cast<int>(guesses.size()) >= items[item[r]].n_wanted || !runner_.has_place(next)) continue;
+        chain[n] = next;
+        item[n++] = item[r];
       }
-      chain.swap(further);
-      owner.swap(further_owner);
-      if (!chain.empty()) result = runner_.predict_further(chain, further_rows_);
+      chain.resize(n);
+      item.resize(n);
+      if (n > 0) result = runner_.predict_further(chain);
     }
   }
 
@@ -142,7 +139,6 @@ class DecoderModel final : public StepModel {
   std::vector<StepItem> items_;
   std::vector<int> first_;  // position of each item's first row
   std::vector<Runner::Predicted> predicted_;
-  std::vector<int> further_rows_;
   StepResult result_;
   std::vector<SampleParams> row_params_;
   std::vector<Sampled> row_sampled_;

@@ -50,8 +50,11 @@ Runner::Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLim
   max_blocks_ = (limits.max_sequence + cache.block_tokens() - 1) / cache.block_tokens();
   host_.assign(Offsets(limits_, max_blocks_).end, -1);
   device_ = ops.alloc(host_.size() * sizeof(int));
-  if (decoder.mtp())
-    hidden_ = ops.alloc(static_cast<size_t>(limits.max_tokens) * static_cast<size_t>(decoder.config().hidden) * sizeof(float));
+  if (decoder.mtp()) {
+    const size_t row = static_cast<size_t>(decoder.config().hidden) * sizeof(float);
+    hidden_ = ops.alloc(static_cast<size_t>(limits.max_tokens) * row);
+    for (Buffer& further : further_) further = ops.alloc(static_cast<size_t>(limits.max_seqs) * row);
+  }
   logits_ = ops.alloc(static_cast<size_t>(limits.max_logits) * static_cast<size_t>(decoder.config().vocab) * sizeof(float));
 }
 

@@ -66,12 +66,12 @@ class Runner {
   struct Guessed {
     const Sequence* sequence = nullptr;
     int position = 0, token = -1;
+    int from = 0;  // the logit row, in the call of predict() or predict_further() before, that the token was guessed by
   };
   // Whether the sequence has a page for such a row.
   [[nodiscard]] bool has_place(const Guessed& row) const;
-  // Guesses further: runs the prediction layer on one row of each sequence, from what it made of the rows with these logits in the call of
-  // predict() or predict_further() before.
-  StepResult predict_further(std::span<const Guessed> rows, std::span<const int> logit_rows_before);
+  // Guesses further: runs the prediction layer on one row of each sequence, from what it made of the row before.
+  StepResult predict_further(std::span<const Guessed> rows);
   [[nodiscard]] const RunnerLimits& limits() const { return limits_; }
 
   // Runs the largest steps that the limits allow on made-up tokens, which leave nothing in the cache: temporary memory gets its size.

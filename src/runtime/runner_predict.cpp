@@ -36,16 +36,15 @@ bool Runner::has_place(const Guessed& row) const {
   return row.position < limits_.max_sequence && row.position / cache_.block_tokens() < static_cast<int>(row.sequence->blocks.size());
 }
 
-StepResult Runner::predict_further(std::span<const Guessed> rows, std::span<const int> logit_rows_before) {
+StepResult Runner::predict_further(std::span<const Guessed> rows) {
   const int n = static_cast<int>(rows.size()), block_tokens = cache_.block_tokens(), hidden_size = decoder_.config().hidden;
-  CACHALOT_CHECK(n > 0 && rows.size() == logit_rows_before.size() && n <= std::min(limits_.max_seqs, limits_.max_logits), "{} rows", n);
+  CACHALOT_CHECK(n > 0 && n <= std::min(limits_.max_seqs, limits_.max_logits), "{} rows", n);
   const Offsets at(limits_, max_blocks_);
   int* const host = host_.data();
   // Their hidden states, side by side.
   Buffer& next = predicted_.data == further_[0].get() ? further_[1] : further_[0];
-  if (next.get() == nullptr) next = ops_.alloc(static_cast<size_t>(limits_.max_seqs) * static_cast<size_t>(hidden_size) * sizeof(float));
   std::vector<int> from;
-  for (const int r : logit_rows_before) from.push_back(host[at.logit_rows + static_cast<size_t>(r)]);
+  for (const Guessed& row : rows) from.push_back(host[at.logit_rows + static_cast<size_t>(row.from)]);
   ops_.upload(device_.get(), from.data(), from.size() * sizeof(int));
   const View states = View::matrix(next.get(), DType::f32, n, hidden_size);
   ops_.gather_rows(predicted_, View::vector(device_.get(), DType::i32, n), states);
@@ -57,7 +56,7 @@ StepResult Runner::predict_further(std::span<const Guessed> rows, std::span<cons
   StepResult result;
   for (int i = 0; i < n; ++i) {
     const auto r = static_cast<size_t>(i);
-    const auto& [sequence, position, token] = rows[r];
+    const auto& [sequence, position, token, from_row] = rows[r];
     CACHALOT_CHECK(has_place(rows[r]), "position {}", position);
     int* const table = host + at.block_table + r * static_cast<size_t>(table_cols);
     const int n_blocks = blocks_for(position + 1, block_tokens);
