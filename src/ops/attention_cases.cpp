@@ -75,6 +75,10 @@ OpCase kv_gather_case(const KvLayout& layout, bool f32_out) {
   return c;
 }
 
+MlaPrologue prologue_of(const MlaDims& d, const PagedBatch& p, View q, View row, View norm, View table) {
+  return {.kv = p.kv, .batch = &p.batch, .dims = d, .q = q, .row = row, .norm = norm, .eps = 1e-6f, .rope = {d.rope_dim, true, table}};
+}
+
 // mla_prologue, and what kv_gather then reads.
 OpCase mla_prologue_case(const MlaDims& d, KvFormat format) {
   OpCase c{.name = fmt::format("kv_write/mla_prologue/{}x{}+{}/{}/block16", d.n_heads, d.kv_rank, d.rope_dim, name_of(format)),
@@ -91,14 +95,7 @@ OpCase mla_prologue_case(const MlaDims& d, KvFormat format) {
     b.output("row", row);
     b.output("out", out);
     return b.finish([&ops, d, p = paged.get(), q, row, norm, table, out] {
-      ops.mla_prologue({.kv = p->kv,
-                        .batch = &p->batch,
-                        .dims = d,
-                        .q = q->view(),
-                        .row = row->view(),
-                        .norm = norm->view(),
-                        .eps = 1e-6f,
-                        .rope = {d.rope_dim, true, table->view()}});
+      ops.mla_prologue(prologue_of(d, *p, q->view(), row->view(), norm->view(), table->view()));
       ops.kv_gather({.kv = p->kv, .batch = &p->batch, .rows = p->rows(0, 3)}, 1, 50, 20, out->view());
     });
   };
@@ -127,14 +124,7 @@ OpCase mla_absorbed_case(const MlaDims& d, KvFormat format, const std::string& l
     b.keep(weights);
     return b.finish([&ops, d, p = paged.get(), w = weights.get(), q, row, norm, table, context, out, last = sequences[0].kv_len - 1] {
       const Rows all = p->rows(0, static_cast<int>(p->kv_len.size()));
-      ops.mla_absorbed({.prologue = {.kv = p->kv,
-                                     .batch = &p->batch,
-                                     .dims = d,
-                                     .q = q->view(),
-                                     .row = row->view(),
-                                     .norm = norm->view(),
-                                     .eps = 1e-6f,
-                                     .rope = {d.rope_dim, true, table->view()}},
+      ops.mla_absorbed({.prologue = prologue_of(d, *p, q->view(), row->view(), norm->view(), table->view()),
                         .rows = all,
                         .scale = 0.07f,
                         .uk = &w->first,
