@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/mapped_file.h"
 #include "cli/backend.h"
 #include "cli/commands.h"
 #include "cli/load_tokenizer.h"
@@ -17,6 +16,7 @@
 #include "cli/run_flags.h"
 #include "convert/hf_view.h"
 #include "io/atomic_file.h"
+#include "io/pack_file.h"
 #include "ops/staged_ops.h"
 #include "quant/gguf_sink.h"
 #include "quant/hf_sink.h"
@@ -185,9 +185,6 @@ std::string hash_of(const CalibrationSet& set, const std::vector<PlannedMatrix>&
   return fmt::format("{:016x}", hash.value());
 }
 
-// A file may change under its name.
-std::string hash_of_file(const std::string& path) { return fmt::format("{:016x}", xxh3(MappedFile::open(path)->bytes())); }
-
 // What a run that goes on must have in common with the one that was interrupted.
 nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& checkpoint, const std::string& hash) {
   int64_t bytes = 0;
@@ -199,7 +196,7 @@ nlohmann::ordered_json facts_of(const QuantizeFlags& flags, const Checkpoint& ch
           {"--method", flags.method},
           {"--rule", flags.rules},
           {"--keep", flags.keep},
-          {"--imatrix", flags.imatrix.empty() ? std::string() : hash_of_file(flags.imatrix)},
+          {"--imatrix", flags.imatrix.empty() ? std::string() : fmt::format("{:016x}", hash_of_file(flags.imatrix))},
           {"--damping", flags.damping},
           {"--no-act-order", flags.no_act_order},
           {"--quantized-inputs", flags.quantized_inputs},
