@@ -1,0 +1,184 @@
+// What the kernels of few rows of experts share: one block per multiprocessor, one warp of which asks for weights by bulk copies into a
+// ring of stages while the other sixteen multiply. Codes of 4 bits meet x as whole numbers of 16 bits in two bytes, on the integer tensor
+// cores: turning codes into bf16 takes 28 instructions per record and lane of a kind that starts every second clock, this takes 8.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/formats.cuh"
+
+namespace cachalot::cuda {
+
+constexpr int kRingWarps = 16, kRingThreads = kRingWarps * 32 + 32, kMostStages = 8;
+
+// A stage holds kChunks chunks of 64 columns of gate rows and as many of up rows, or 2 kChunks chunks of down rows. Rows of bf16 lie
+// apart by a pitch that lets 8 lanes read two rows without conflicts.
+template <Tile kTile>
+struct Stage {
+  static constexpr bool kRows = kTile == Tile::bf16;
+  static constexpr int kChunks = kRows || tile_info(kTile).code_bits == 8 ? 16 : 32;
+  static constexpr int kRecord = kRows ? kRecordCols * 2 : tile_info(kTile).bytes;
+  static constexpr int kHalfPitch = kChunks * kRecord + 64, kWholePitch = 2 * kChunks * kRecord + 64;  // of rows
+  static constexpr int kHalf = kRows ? kRecordRows * kHalfPitch : kChunks * kRecord;
+  static constexpr int kBytes = 2 * kHalf;
+  static constexpr bool kWhole = tile_info(kTile).has_min;  // 4-bit codes: x as whole numbers
+  static constexpr int kGroup = kWhole ? tile_info(kTile).group : kRecordCols, kGroups = kRecordCols / kGroup;  // per chunk
+};
+
+__host__ __device__ inline int share_of(int n, int block, int blocks) { return (n - block + blocks - 1) / blocks; }
+
+// The ring as its two sides see it: which stage is next, and how often the ring has gone round.
+struct Ring {
+  int stage = 0, stages;
+  uint32_t round = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, round ^= 1u;
+  }
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kRingWarps * 32) : "memory"); }
+__device__ __forceinline__ void meet_all() { asm volatile("bar.sync 2, %0;" ::"n"(kRingThreads) : "memory"); }
+
+template <Tile kTile>
+__device__ __forceinline__ Frag<kTile> stage_record(const uint8_t* from, int pitch, int lane) {
+  Frag<kTile> f;
+  if constexpr (kTile == Tile::bf16) {
+    const uint8_t* row = from + (lane >> 2) * pitch + (lane & 3) * 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f.codes[i] = *reinterpret_cast<const uint4*>(row + (i & 1) * 8 * pitch + (i >> 1) * 64);
+  } else {
+    constexpr TileInfo kInfo = tile_info(kTile);
+#pragma unroll
+    for (int i = 0; i < Frag<kTile>::kCodeVectors; ++i) f.codes[i] = *reinterpret_cast<const uint4*>(from + 512 * i + lane * 16);
+    const uint8_t* s = from + kInfo.scale_at;
+    if constexpr (kTile == Tile::q4g32) {
+      f.scales = *reinterpret_cast<const uint4*>(s + (lane >> 2) * 16);
+    } else if constexpr (kTile == Tile::f8) {
+      f.scales.x = *reinterpret_cast<const uint32_t*>(s);
+    } else {
+      const uint2 v = *reinterpret_cast<const uint2*>(s + (lane >> 2) * 8);
+      f.scales.x = v.x, f.scales.y = v.y;
+    }
+  }
+  return f;
+}
+
+// d += a b: codes (unsigned) of 16 rows times columns of signed bytes.
+__device__ __forceinline__ void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+
+// acc += rows g and g + 8 of a record of 4-bit codes times 64 columns of up to four rows of x in whole numbers: of the mma's eight columns
+// the even ones are the high bytes of a row and the odd ones the low bytes; codes in the upper half of a byte count 16-fold. Lane 4g + c
+// gives bytes of row g / 2 (`x`) and gets the sums of row c, whose groups' sums and scales are `groups`.
+template <Tile kTile>
+__device__ __forceinline__ void multiply_whole(const Frag<kTile>& w, const uint4& x, const float2 (&groups)[Stage<kTile>::kGroups],
+                                               float (&acc)[2]) {
+  using S = Stage<kTile>;
+  constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
+  const uint4 v = w.codes[0];
+  int low[S::kGroups][4] = {}, high[S::kGroups][4] = {};
+  if constexpr (S::kGroups == 1) {
+    mma_k32(low[0], {v.x & kLow, v.y & kLow, v.z & kLow, v.w & kLow}, x.x, x.y);
+    mma_k32(high[0], {v.x & kHigh, v.y & kHigh, v.z & kHigh, v.w & kHigh}, x.z, x.w);
+  } else {
+    mma_k16(low[0], v.x & kLow, v.y & kLow, x.x);
+    mma_k16(low[1], v.z & kLow, v.w & kLow, x.y);
+    mma_k16(high[0], v.x & kHigh, v.y & kHigh, x.z);
+    mma_k16(high[1], v.z & kHigh, v.w & kHigh, x.w);
+  }
+#pragma unroll
+  for (int i = 0; i < S::kGroups; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 scale = half2_of(S::kGroups == 1 ? (h == 0 ? w.scales.x : w.scales.y)
+                                                    : (h == 0 ? (i == 0 ? w.scales.x : w.scales.y) : (i == 0 ? w.scales.z : w.scales.w)));
+      const int sum = (low[i][2 * h] * 256 + low[i][2 * h + 1]) * 16 + (high[i][2 * h] * 256 + high[i][2 * h + 1]);
+      acc[h] = fmaf(scale.x * groups[i].y, static_cast<float>(sum), acc[h]);
+      acc[h] = fmaf(-scale.y, groups[i].x, acc[h]);
+    }
+}
+
+// Eight columns of x, which are a lane's in a step of a record, as whole numbers of at most 127 * 256: the high and low bytes in the order
+// of its codes (first, first + 4, first + 1, first + 5 for first = 0 and 2), and the sum and 1 / 16 of the scale of their group, whose
+// neighbouring kGroup / 8 lanes call together.
+struct WholePart {
+  uint32_t high[2], low[2];
+  float2 group;
+};
+template <Tile kTile>
+__device__ __forceinline__ WholePart whole_part(const uint4& v) {
+  constexpr float kMost = 127.0f * 256.0f;
+  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+  float x[8], sum = 0.0f, largest = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    x[j] = __uint_as_float((j & 1) == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xffff0000u);
+    sum += x[j];
+    largest = fmaxf(largest, fabsf(x[j]));
+  }
+#pragma unroll
+  for (int m = 1; m < Stage<kTile>::kGroup / 8; m *= 2) {
+    sum += __shfl_xor_sync(~0u, sum, m);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
+  }
+  const float inverse = largest > 0.0f ? kMost / largest : 0.0f;
+  int q[8], high[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    q[j] = __float2int_rn(x[j] * inverse), high[j] = (q[j] + 128) >> 8;
+    q[j] -= high[j] * 256;
+  }
+  const auto bytes = [](const int(&b)[8], int first) {
+    return static_cast<uint32_t>((b[first] & 255) | (b[first + 4] & 255) << 8 | (b[first + 1] & 255) << 16 | (b[first + 5] & 255) << 24);
+  };
+  return {{bytes(high, 0), bytes(high, 2)}, {bytes(q, 0), bytes(q, 2)}, make_float2(sum, largest * (1.0f / (16.0f * kMost)))};
+}
+// Where they go, for part i (columns 8 i and on) of a row: per chunk of 64 columns 64 high bytes, then 64 low ones, each of the four lanes'
+// words being [step 0, step 1] of first = 0, then of 2.
+__device__ __forceinline__ void store_whole(uint8_t* row, int i, const WholePart& part) {
+  uint32_t* at = reinterpret_cast<uint32_t*>(row + (i >> 3) * (kRecordCols * 2) + (i & 3) * 16) + ((i >> 2) & 1);
+  at[0] = part.high[0], at[2] = part.high[1];
+  at[16] = part.low[0], at[18] = part.low[1];
+}
+
+// All blocks of the grid meet, which must all run at once; `barrier` counts the arrivals of all launches.
+__device__ __forceinline__ void meet_blocks(unsigned long long* barrier, int n_blocks) {
+  meet_consumers();
+  if (threadIdx.x == 0) {
+    const auto blocks = static_cast<unsigned long long>(n_blocks);
+    unsigned long long there = 0;
+    asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;" : "=l"(there) : "l"(barrier) : "memory");
+    const unsigned long long all = (there / blocks + 1) * blocks;
+    do asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(there) : "l"(barrier) : "memory");
+    while (there < all);
+  }
+  meet_consumers();
+}
+#endif
+
+// Calls f with the form, where codes meet x as whole numbers.
+template <typename F>
+bool with_whole_form(Tile tile, F&& f) {
+  switch (tile) {
+    case Tile::q4g32: return f(std::integral_constant<Tile, Tile::q4g32>{});
+    case Tile::q4g64: return f(std::integral_constant<Tile, Tile::q4g64>{});
+    default: return false;
+  }
+}
+
+}  // namespace cachalot::cuda
