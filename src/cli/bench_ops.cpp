@@ -46,6 +46,8 @@ std::vector<test::OpCase> bench_cases() {
     for (const int rows : {1, 4, 128})
       cases.push_back(linear_case({.segments = {{.format = format, .out = 2048, .in = 2048}}, .rows = rows}));
   cases.push_back(swiglu_case({.format = Format::q4_1, .out = 3072, .in = 576}, 1));
+  cases.push_back(linear_case({.segments = {{.format = Format::q4_0, .out = 960, .in = 576}}, .rows = 512}));
+  cases.push_back(ffn_case({.format = Format::q4_0, .out = 3072, .in = 576}, 512));
   add_attention(cases);
   for (const int rows : {1, 128})
     cases.push_back(moe_case({.label = "v2lite",

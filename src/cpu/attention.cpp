@@ -70,23 +70,24 @@ struct Pages {
     }
   }
 
-  // fp8 rows of latents as bf16.
-  void round(const AttentionTask& task, int begin, int n, AttentionMemory& m) const {
-    auto* const numbers = reinterpret_cast<float*>(m.value_copies);  // values are keys here
-    const size_t row_bytes = static_cast<size_t>(shape.k_dim) * sizeof(uint16_t);
-    for_each_run(task, false, begin, n, [&](const std::byte* run, size_t stride, int first, int count) {
+  // Rows of another format as bf16. They take half of `memory`, which has room for f32; one row of numbers goes behind them.
+  void round(const AttentionTask& task, bool values, int begin, int n, int dim, std::byte* memory, const void** rows) const {
+    const size_t row_bytes = static_cast<size_t>(dim) * sizeof(uint16_t);
+    auto* const numbers = reinterpret_cast<float*>(memory + kTileRows * row_bytes);
+    for_each_run(task, values, begin, n, [&](const std::byte* run, size_t stride, int first, int count) {
       for (int i = 0; i < count; ++i) {
-        std::byte* const row = m.key_copies + static_cast<size_t>(first + i) * row_bytes;
-        load_kv_rows(table, attn.kv.layout, run + static_cast<size_t>(i) * stride, stride, 1, shape.k_dim, numbers, shape.k_dim);
-        shape.kernels.make_row(numbers, shape.k_dim, row);
-        m.keys[first + i] = row;
+        std::byte* const row = memory + static_cast<size_t>(first + i) * row_bytes;
+        load_kv_rows(table, attn.kv.layout, run + static_cast<size_t>(i) * stride, stride, 1, dim, numbers, dim);
+        shape.kernels.make_row(numbers, dim, row);
+        rows[first + i] = row;
       }
     });
   }
 
   void rows(const AttentionTask& task, int begin, int n, AttentionMemory& m) const {
     if (!in_place && shape.element == Element::bf16) {
-      round(task, begin, n, m);
+      round(task, false, begin, n, shape.k_dim, m.key_copies, m.keys);
+      if (separate_values()) round(task, true, begin, n, shape.v_dim, m.value_copies, m.values);
     } else if (in_place) {
       point(task, false, begin, n, m.keys);
       if (separate_values()) point(task, true, begin, n, m.values);
@@ -164,14 +165,33 @@ void CpuOps::kv_gather(const Attn& attn, int seq, int begin, int n, View out) {
   });
 }
 
+// Sequences of many rows have their products in bf16 where tiles are; sequences that lie side by side and are alike go together.
 void CpuOps::attend(const Attn& attn, View q, View out) {
+  const Rows& rows = attn.rows;
+  CACHALOT_CHECK(q.n_rows() == rows.n_rows && out.n_rows() == rows.n_rows);
+  const int* const q_start = attn.batch->q_start.row<int>(0);
+  const auto many = [&](int seq) { return in_bf16(q_start[seq + 1] - q_start[seq]); };
+  const int seq_end = rows.seq_begin + rows.n_seqs, row_end = rows.row_begin + rows.n_rows;
+  for (int seq = rows.seq_begin, row = rows.row_begin; seq < seq_end;) {
+    int next = seq + 1;
+    while (next < seq_end && many(next) == many(seq)) ++next;
+    const int n = (next < seq_end ? q_start[next] : row_end) - row, first = row - rows.row_begin;
+    Attn part = attn;
+    part.rows = {.row_begin = row, .n_rows = n, .seq_begin = seq, .n_seqs = next - seq};
+    attend_rows(part, many(seq) ? Element::bf16 : element_of(attn.kv.layout.format), q.rows(first, n), out.rows(first, n));
+    seq = next;
+    row += n;
+  }
+}
+
+void CpuOps::attend_rows(const Attn& attn, Element element, View q, View out) {
   const KvLayout& layout = attn.kv.layout;
-  const AttentionShape shape = attention_shape(kernels_, element_of(layout.format), layout.k_dim, layout.v_dim, attn.scale);
+  const AttentionShape shape = attention_shape(kernels_, element, layout.k_dim, layout.v_dim, attn.scale);
   const int heads = q.n_cols() / layout.k_dim, share = heads / layout.heads;
   CACHALOT_CHECK(q.n_cols() == heads * layout.k_dim && heads == share * layout.heads && out.n_cols() == heads * layout.v_dim,
                  "{} query columns, {} output columns, {} KV heads of {} and {}", q.n_cols(), out.n_cols(), layout.heads, layout.k_dim,
                  layout.v_dim);
-  CACHALOT_CHECK(q.n_rows() == attn.rows.n_rows && out.n_rows() == q.n_rows() && q.dtype == DType::f32 && out.dtype == DType::f32);
+  CACHALOT_CHECK(q.dtype == DType::f32 && out.dtype == DType::f32);
   const Scope scope(*this);
 
   // Large tasks use what they read most often, small ones keep all workers busy.
@@ -197,7 +217,7 @@ void CpuOps::attend(const Attn& attn, View q, View out) {
   });
 
   if (n_tasks < kEnoughPerWorker * pool_->size() && longest > kPartition && pool_->size() > 1) {
-    attend_split(attn, {tasks, static_cast<size_t>(n_tasks)}, most_queries, q, out);
+    attend_split(attn, shape, {tasks, static_cast<size_t>(n_tasks)}, most_queries, q, out);
     return;
   }
   // From the last: of a prompt's rows those that see most come first, and no long task is left for the end.
@@ -214,9 +234,8 @@ void CpuOps::attend(const Attn& attn, View q, View out) {
   pool_->run(n_tasks, std::cref(run));
 }
 
-void CpuOps::attend_split(const Attn& attn, std::span<const AttentionTask> tasks, int most_queries, View q, View out) {
-  const KvLayout& layout = attn.kv.layout;
-  const AttentionShape shape = attention_shape(kernels_, element_of(layout.format), layout.k_dim, layout.v_dim, attn.scale);
+void CpuOps::attend_split(const Attn& attn, const AttentionShape& shape, std::span<const AttentionTask> tasks, int most_queries, View q,
+                          View out) {
   const auto n_tasks = static_cast<int>(tasks.size());
   const auto parts_of = [&](int step) {
     int n = 0;

@@ -19,8 +19,8 @@ struct CpuOptions {
   // Where the CPU has AVX2, integer weights are multiplied with activations rounded to 16 bits (a scale per 256, error 1.6e-5 of the
   // largest), several times faster than in f32 and the same to the bit on every level. True keeps those products in f32 too. Read at pack.
   bool f32_products = false;
-  // With AMX: products of 32 rows or more, of any weights but f32, in bf16 with sums in f32. The fastest for prompts, but a row's result
-  // then depends in its last bits on how many rows it came with.
+  // With AMX: products of 32 rows or more, of any weights but f32, and attention of sequences with so many new rows in bf16 with sums in
+  // f32. The fastest for prompts, but a row's result then depends in its last bits on how many rows it came with.
   bool bf16_prompts = true;
 };
 

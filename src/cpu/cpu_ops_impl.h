@@ -1,6 +1,7 @@
 // The class behind make_cpu_ops, and the jobs that its products are made of. Private to src/cpu.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,6 +18,7 @@
 
 namespace cachalot::cpu {
 
+struct AttentionShape;
 struct AttentionTask;
 struct ExpertRun;
 
@@ -71,6 +73,7 @@ class CpuOps : public Ops {
   void add_rmsnorm(View residual, View delta, View w, float eps, View y) override;
   void linear(View x, const Linear& w, View y, float beta = 0.0f) override;
   void linear_swiglu(View x, const Linear& gate_up, View h) override;
+  void swiglu_ffn(View x, const Linear& gate_up, const Linear& down, View y) override;
   void head_linear(View x, const Linear& w, View y) override;
   void rope(View qk, View pos, const Rope& rope) override;
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
@@ -94,14 +97,18 @@ class CpuOps : public Ops {
   }
   // At least n floats that belong to one worker until its task ends.
   float* scratch(int worker, size_t n);
-  // Runs task(index, worker) for all indices, on the calling thread alone when the work is too small to share.
+  // Runs task(index, worker) for all indices, on the calling thread alone when the work is too small to share. A worker takes several
+  // indices at a time: to claim one costs as much as the norm of a short row.
   template <typename Task>
   void parallel(int n_tasks, bool small, const Task& task) {
-    if (small) {
-      for (int i = 0; i < n_tasks; ++i) task(i, 0);
-    } else {
-      pool_->run(n_tasks, std::cref(task));
-    }
+    constexpr int kClaimsPerWorker = 16;
+    const auto run = [&](int begin, int end, int worker) {
+      for (int i = begin; i < end; ++i) task(i, worker);
+    };
+    if (small) return run(0, n_tasks, 0);
+    const int step = n_tasks / (pool_->size() * kClaimsPerWorker) + 1;
+    const auto claim = [&](int index, int worker) { run(index * step, std::min((index + 1) * step, n_tasks), worker); };
+    pool_->run((n_tasks + step - 1) / step, std::cref(claim));
   }
 
   // Row `row` of a segment as f32, in the worker's scratch.
@@ -125,10 +132,16 @@ class CpuOps : public Ops {
   void multiply(const Job& job, const Segment& s, int segment, int row, int n, float* const* y, int y_col, float beta, int worker);
   ExpertSlots sort_slots(const Routing& routing, int n_experts);
   void moe_tokens(View x, const Experts& experts, const Routing& routing, View y);
+  bool fits_tiles(const Linear& gate_up, const Linear& down, int n_tokens) const;
   bool experts_fit_tiles(const Experts& experts, int n_tokens) const;
+  ExpertRun expert_run(const Linear& up, const Linear& down, int expert, int n_rows);
+  ExpertRun run_of_all(const Linear& up, const Linear& down, View x, View y);  // whose results are stored
   void moe_on_tiles(View x, const Experts& experts, const Routing& routing, View y);
   void run_experts(std::span<const ExpertRun> runs, int hidden);
-  void attend_split(const Attn& attn, std::span<const AttentionTask> tasks, int most_queries, View q, View out);
+  // As attend, through the kernels for rows of `element`.
+  void attend_rows(const Attn& attn, Element element, View q, View out);
+  void attend_split(const Attn& attn, const AttentionShape& shape, std::span<const AttentionTask> tasks, int most_queries, View q,
+                    View out);
   // As attend_ragged, through the kernels for rows of `element`.
   void attend_chunk(const RaggedChunk& chunk, Element element, View q, View latent, View kv, View out, View lse);
 

@@ -13,7 +13,7 @@ constexpr int kMaxPanelRows = 64;
 constexpr int64_t kLeastPerTask = 64 * 1024;  // weights; a microsecond or more, above the cost of handing a task out
 constexpr int kTasksPerWorker = 16;           // room to even out workers that the system slows down
 // Tokens from which tiles beat registers, and from which opening weights to bf16 pays.
-constexpr int kTileTokens = 8, kBf16Tokens = 32;
+constexpr int kTileTokens = 12, kBf16Tokens = 32;
 
 void check_rows(const View& x, const View& y) {
   CACHALOT_CHECK(x.dtype == DType::f32 && y.dtype == DType::f32, "{} -> {}", name_of(x.dtype), name_of(y.dtype));
@@ -197,7 +197,8 @@ void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, in
 }
 
 // Calls task(job, first group, groups, worker) so that the ranges of each job cover its groups of 16 rows: of all segments one after the
-// other, or with `halves` of one half.
+// other, or with `halves` of one half. Of many tokens a task takes pairs of groups: tiles of bf16 multiply two in the time of one, and
+// for the second of two the tokens lie in the first cache.
 template <typename Task>
 void CpuOps::run_jobs(std::span<const Job> jobs, bool halves, const Task& task) {
   const auto groups_of = [&](const Job& job) { return halves ? (job.w->out / 2 + kWideRows - 1) / kWideRows : job.w->n_groups; };
@@ -213,8 +214,9 @@ void CpuOps::run_jobs(std::span<const Job> jobs, bool halves, const Task& task) 
   int* const groups_per_task = take<int>(jobs.size());
   first_task[0] = 0;
   for (size_t j = 0; j < jobs.size(); ++j) {
-    const int groups = groups_of(jobs[j]);
-    groups_per_task[j] = static_cast<int>(std::clamp<int64_t>(per_task / group_cost(jobs[j]), 1, std::max(groups, 1)));
+    const int groups = groups_of(jobs[j]), unit = jobs[j].n_tokens >= kBf16Tokens ? 2 : 1;
+    const auto wanted = static_cast<int>(std::clamp<int64_t>(per_task / group_cost(jobs[j]), 1, std::max(groups, 1)));
+    groups_per_task[j] = std::max(wanted / unit, 1) * unit;
     first_task[j + 1] = first_task[j] + (groups + groups_per_task[j] - 1) / groups_per_task[j];
   }
   const auto run = [&](int index, int worker) {

@@ -1,4 +1,4 @@
-// CpuOps: the mixture of experts for many tokens, on tiles of bf16.
+// CpuOps: feed-forward networks, one or a mixture of experts, for many tokens on tiles of bf16.
 //
 // Rows of x become tiles once per expert that sees them, the gated products write the tiles of the next product, and the results of the
 // experts are added to y as they come: a task owns a range of y's columns and passes all experts in one order, so nothing is stored in
@@ -48,9 +48,47 @@ bool fits_down(const CpuPacked& w) { return plain_wide(w) && w.segments.size() =
 
 }  // namespace
 
+bool CpuOps::fits_tiles(const Linear& gate_up, const Linear& down, int n_tokens) const {
+  return in_bf16(n_tokens) && fits_gate_up(packed_of(gate_up)) && fits_down(packed_of(down));
+}
 bool CpuOps::experts_fit_tiles(const Experts& experts, int n_tokens) const {
-  if (!in_bf16(n_tokens) || !fits_gate_up(packed_of(experts.gate_up)) || !fits_down(packed_of(experts.down))) return false;
-  return !experts.shared_gate_up || (fits_gate_up(packed_of(experts.shared_gate_up)) && fits_down(packed_of(experts.shared_down)));
+  return fits_tiles(experts.gate_up, experts.down, n_tokens) &&
+         (!experts.shared_gate_up || fits_tiles(experts.shared_gate_up, experts.shared_down, n_tokens));
+}
+
+ExpertRun CpuOps::expert_run(const Linear& up, const Linear& down, int expert, int n_rows) {
+  const auto n = static_cast<size_t>(n_rows);
+  ExpertRun run{.up = &packed_of(up),
+                .down = &packed_of(down),
+                .up_matrix = up.first + expert,
+                .down_matrix = down.first + expert,
+                .n_rows = n_rows,
+                .in = take<const float*>(n),
+                .out = take<float*>(n)};
+  const auto tiles = static_cast<size_t>(run.n_tiles());
+  run.tiles = take<uint8_t>(tiles * run.tile_row_bytes());
+  run.h = take<uint8_t>(tiles * static_cast<size_t>(run.inner() / kChunk) * kTileBytes);
+  return run;
+}
+ExpertRun CpuOps::run_of_all(const Linear& up, const Linear& down, View x, View y) {
+  const ExpertRun run = expert_run(up, down, 0, x.n_rows());
+  for (int t = 0; t < x.n_rows(); ++t) {
+    run.in[t] = x.row<float>(t);
+    run.out[t] = y.row<float>(t);
+  }
+  return run;
+}
+
+void CpuOps::swiglu_ffn(View x, const Linear& gate_up, const Linear& down, View y) {
+  if (!fits_tiles(gate_up, down, x.n_rows())) return Ops::swiglu_ffn(x, gate_up, down, y);
+  CACHALOT_CHECK(x.dtype == DType::f32 && y.dtype == DType::f32 && x.n_rows() == y.n_rows() && x.n_cols() == gate_up.in &&
+                 gate_up.out == 2 * down.in && y.n_cols() == down.out && gate_up.n_matrices == 1 && down.n_matrices == 1);
+  for (int begin = 0; begin < x.n_rows(); begin += kTokensAtOnce) {
+    const int n = std::min(kTokensAtOnce, x.n_rows() - begin);
+    const Scope scope(*this);
+    const ExpertRun run = run_of_all(gate_up, down, x.rows(begin, n), y.rows(begin, n));
+    run_experts({&run, 1}, y.n_cols());
+  }
 }
 
 void CpuOps::moe_on_tiles(View x, const Experts& experts, const Routing& routing, View y) {
@@ -63,32 +101,15 @@ void CpuOps::moe_on_tiles(View x, const Experts& experts, const Routing& routing
 
     auto* const runs = take<ExpertRun>(static_cast<size_t>(experts.gate_up.n_matrices) + 1);
     size_t n_runs = 0;
-    const auto add = [&](const Linear& up, const Linear& down, int expert, int count) -> ExpertRun& {
-      ExpertRun& run = runs[n_runs++] = {.up = &packed_of(up),
-                                         .down = &packed_of(down),
-                                         .up_matrix = up.first + expert,
-                                         .down_matrix = down.first + expert,
-                                         .n_rows = count,
-                                         .in = take<const float*>(static_cast<size_t>(count)),
-                                         .out = take<float*>(static_cast<size_t>(count))};
-      const auto tiles = static_cast<size_t>(run.n_tiles());
-      run.tiles = take<uint8_t>(tiles * run.tile_row_bytes());
-      run.h = take<uint8_t>(tiles * static_cast<size_t>(run.inner() / kChunk) * kTileBytes);
-      return run;
-    };
     if (experts.shared_gate_up) {
-      ExpertRun& run = add(experts.shared_gate_up, experts.shared_down, 0, n);
-      for (int t = 0; t < n; ++t) {
-        run.in[t] = rows.row<float>(t);
-        run.out[t] = to.row<float>(t);
-      }
+      runs[n_runs++] = run_of_all(experts.shared_gate_up, experts.shared_down, rows, to);
     } else {
       for (int t = 0; t < n; ++t) std::fill_n(to.row<float>(t), to.n_cols(), 0.0f);
     }
     for (int e = 0; e < experts.gate_up.n_matrices; ++e) {
       const int first = slots.begin[e], count = slots.begin[e + 1] - first;
       if (count == 0) continue;
-      ExpertRun& run = add(experts.gate_up, experts.down, e, count);
+      ExpertRun& run = runs[n_runs++] = expert_run(experts.gate_up, experts.down, e, count);
       auto* const factors = take<float>(static_cast<size_t>(count));
       for (int i = 0; i < count; ++i) {
         const int slot = slots.order[first + i], t = slot / slots.top_k;

@@ -3,13 +3,7 @@
 
 namespace cachalot {
 
-void ffn(const Step& step, const DenseFfn& w, View x, View y) {
-  auto& [o, c, b, rope] = step;
-  const Scope scope(o);
-  const View h = o.temp(x.dtype, b.n_tokens, w.down.in);
-  o.linear_swiglu(x, w.gate_up, h);
-  o.linear(h, w.down, y);
-}
+void ffn(const Step& step, const DenseFfn& w, View x, View y) { step.ops.swiglu_ffn(x, w.gate_up, w.down, y); }
 
 void ffn(const Step& step, const MoeFfn& w, View x, View y) {
   auto& [o, c, b, rope] = step;

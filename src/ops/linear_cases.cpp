@@ -101,6 +101,26 @@ OpCase swiglu_case(const WeightShape& shape, int rows) {
   return c;
 }
 
+OpCase ffn_case(const WeightShape& gate_up, int rows) {
+  const int hidden = gate_up.in, inner = gate_up.out / 2;
+  OpCase c{.name = fmt::format("linear_swiglu/swiglu_ffn/{}/{}x{}/T{}", describe(gate_up), inner, hidden, rows),
+           .op = "linear_swiglu",
+           .quantised = !is_float(gate_up.format)};
+  const WeightShape half{.format = gate_up.format, .out = inner, .in = hidden}, down{.format = gate_up.format, .out = hidden, .in = inner};
+  c.bytes = weight_bytes(gate_up) + weight_bytes(down) + 8.0 * rows * hidden;
+  c.flops = 6.0 * rows * hidden * inner;
+  c.slack = 2.0;  // the errors of two products
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const LinearSource sources[2] = {random_source(half, b.next_seed(), "gate"), random_source(half, b.next_seed(), "up")};
+    const Linear up = ops.pack(sources), back = b.weights(down);
+    const auto x = b.activations(rows, hidden), y = b.unset(ops.activation(), rows, hidden);
+    b.output("y", y);
+    return b.finish([&ops, up, back, x, y] { ops.swiglu_ffn(x->view(), up, back, y->view()); });
+  };
+  return c;
+}
+
 void add_linear_cases(std::vector<OpCase>& cases) {
   for (const Format f : all_formats()) {
     for (const int rows : {1, 2, 3, 7, 16, 33, 130})
@@ -114,6 +134,7 @@ void add_linear_cases(std::vector<OpCase>& cases) {
       cases.push_back(swiglu_case({.format = f, .out = 2 * 48, .in = 256}, rows));
       cases.push_back(swiglu_case({.format = f, .out = 2 * 31, .in = fitting(f, 544)}, rows));
     }
+    for (const int rows : {1, 50}) cases.push_back(ffn_case({.format = f, .out = 2 * fitting(f, 96), .in = fitting(f, 160)}, rows));
     cases.push_back(linear_case({.segments = {{.format = f, .out = 64, .in = 256}}, .rows = 4, .beta = -0.5f, .f32_out = true}));
   }
   for (const Format f : {Format::f32, Format::f16, Format::bf16})

@@ -82,6 +82,7 @@ struct LinearCase {
 };
 OpCase linear_case(const LinearCase& shape);
 OpCase swiglu_case(const WeightShape& gate_up, int rows);
+OpCase ffn_case(const WeightShape& gate_up, int rows);
 
 struct SequenceShape {
   int n_q = 1, kv_len = 1;  // kv_len 0: padding
@@ -108,7 +109,7 @@ OpCase moe_case(const MoeCase& shape);
 
 // The parts of the list, one function per file.
 void add_row_cases(std::vector<OpCase>& cases);        // embed, norms, rope, gather_rows, scatter_add_rows
-void add_linear_cases(std::vector<OpCase>& cases);     // linear, linear_swiglu, head_linear
+void add_linear_cases(std::vector<OpCase>& cases);     // linear, linear_swiglu, swiglu_ffn, head_linear
 void add_attention_cases(std::vector<OpCase>& cases);  // kv_write, mla_prologue, kv_gather, attend, attend_expanded
 void add_moe_cases(std::vector<OpCase>& cases);        // route, moe, sample
 

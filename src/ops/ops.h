@@ -205,6 +205,8 @@ class Ops {
   virtual void linear(View x, const Linear& w, View y, float beta = 0.0f) = 0;
   // h = silu(G x) * (U x), where w's first half of rows is G and the second U. h [T, out / 2].
   virtual void linear_swiglu(View x, const Linear& gate_up, View h) = 0;
+  // y = D h of linear_swiglu's h.
+  virtual void swiglu_ffn(View x, const Linear& gate_up, const Linear& down, View y);
   // y[t, h] = W[h] x[t, h] for each head h = matrix of w. x [T, H * (in + tail)], y [T, H * (out + tail)]: the tail numbers that follow
   // in's in each head are copied behind out's. tail is derived from the widths.
   virtual void head_linear(View x, const Linear& w, View y) = 0;

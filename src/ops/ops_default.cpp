@@ -93,6 +93,13 @@ void Ops::mla_absorbed(const MlaAbsorbed& a, View context) {
   head_linear(result, *a.uv, context);
 }
 
+void Ops::swiglu_ffn(View x, const Linear& gate_up, const Linear& down, View y) {
+  const Scope scope(*this);
+  const View h = temp(x.dtype, x.n_rows(), down.in);
+  linear_swiglu(x, gate_up, h);
+  linear(h, down, y);
+}
+
 void Ops::moe_prologue(const MoePrologue& p) {
   const Scope scope(*this);
   const View logits = temp(DType::f32, p.y.n_rows(), p.how.n_experts);

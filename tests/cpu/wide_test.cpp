@@ -144,9 +144,9 @@ TEST_P(WideProducts, RoundingKeepsItsBound) {
       EXPECT_LE(std::abs(code), kTop);
       EXPECT_NEAR(static_cast<float>(code) * r.scale[k / 256], x[k], 0.502f * r.scale[k / 256]) << k;
     }
-    EXPECT_EQ(r.chunks[c].half_sum[0], half[0]);
-    EXPECT_EQ(r.chunks[c].half_sum[1], half[1]);
-    EXPECT_EQ(r.chunks[c].sum, half[0] + half[1]);
+    EXPECT_EQ(r.chunks[c].minus_8_half_sum[0], -8 * half[0]);
+    EXPECT_EQ(r.chunks[c].minus_8_half_sum[1], -8 * half[1]);
+    EXPECT_EQ(r.chunks[c].minus_8_sum, -8 * (half[0] + half[1]));
     EXPECT_EQ(r.chunks[c].float_sum, static_cast<float>(half[0] + half[1]));
   }
   EXPECT_EQ(r.code(kernels(), 300), -kTop);
@@ -276,6 +276,7 @@ std::vector<float> float_product_of(const WideKernels& kernels, const CpuPacked&
   return y;
 }
 TEST_P(WideProducts, OfFloatsAreExactAndTheSameOnEveryLevelBesideAnyOthers) {
+  if (kernels().product[static_cast<int>(Codec::bf16)] == nullptr) GTEST_SKIP() << "floats keep panels for tiles here";
   HugeMemory memory;
   ThreadPool pool(1);
   constexpr int kMost = 520;  // more than pass at a time

@@ -29,14 +29,16 @@ struct OpenRows {
 };
 
 template <Codec C>
-inline void open_rows(const WideRows& w, int row, const OpenRows& out) {
+inline void open_rows(const WideRows& w, int row, const OpenRows& out, bool asks) {
   using D = WideCodec<C>;
   const uint8_t* unit = w.data + static_cast<int64_t>(row / kWideRows) * w.n_units * w.unit_bytes;
   uint8_t* to = out.codes;
   float *scale = out.scales, *minimum = out.minima;
+  const int64_t chunk_bytes = w.unit_bytes / (w.unit_elems / kChunk);
   for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
     const D codec(Unit{unit, 0});
     for (int c = 0; c < w.unit_elems / kChunk; ++c, to += kCodeTileBytes) {
+      if (asks) ask_ahead(unit + c * chunk_bytes, chunk_bytes);
       I codes[kSteps];
       codec.codes(c, codes);
 #pragma GCC unroll 8
@@ -150,7 +152,7 @@ void byte_product(const WideRows& w, const WideProduct& p) {
   for (int begin = 0; begin < p.n_tokens; begin += block) {
     const int end = p.n_tokens - begin < block ? p.n_tokens : begin + block;
     for (int row = 0; row < w.n_rows; row += kWideRows) {
-      open_rows<C>(w, row, open);
+      open_rows<C>(w, row, open, begin == 0);
       for (int t0 = begin; t0 < end; t0 += kTileTokenRows) {
         const int n = end - t0 < kTileTokenRows ? end - t0 : kTileTokenRows;
         const int64_t tile = t0 / kTileTokenRows * chunks;

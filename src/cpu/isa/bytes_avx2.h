@@ -20,8 +20,8 @@ inline I two_words(const uint8_t* p) {
 }
 // dot[t] = start[t] + the exact products of N steps of codes with x[t]'s activations from step `first` on.
 template <int N, int T>
-inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first, const int* start, I* dot) {
-  for (int t = 0; t < T; ++t) dot[t] = iset1(start[t]);
+inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first, const I* start, I* dot) {
+  for (int t = 0; t < T; ++t) dot[t] = start[t];
 #pragma GCC unroll 8
   for (int s = 0; s < N; ++s) {
     const I even = iand(codes[s], _mm256_set1_epi16(255)), odd = shr16(codes[s], 8);

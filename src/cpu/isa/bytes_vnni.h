@@ -20,11 +20,11 @@ inline I four_bytes(const uint8_t* p) {
 }
 // dot[t] = start[t] + the exact products of N steps of codes with x[t]'s activations from step `first` on.
 template <int N, int T>
-inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first, const int* start, I* dot) {
+inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first, const I* start, I* dot) {
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     const uint8_t* const q = x[t]->q + 4 * first;
-    I upper = iset1(0), lower = iset1(start[t]);
+    I upper = iset1(0), lower = start[t];
 #pragma GCC unroll 8
     for (int s = 0; s < N; ++s) {
       upper = _mm512_dpbusd_epi32(upper, codes[s], four_bytes(q + 4 * s));

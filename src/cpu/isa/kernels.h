@@ -126,8 +126,8 @@ inline constexpr int kScaleChunks = 8;  // 256 activations share a scale
 //   AVX2       16 bits each, v0 v2 v1 v3 of every four
 struct ActivationChunk {
   uint8_t q[2 * kChunk];
-  int32_t sum, half_sum[2];  // of v; of its first and last 16
-  float float_sum;           // sum, exact
+  int32_t minus_8_sum, minus_8_half_sum[2];  // -8 times the sum of v, and of its first and last 16: where products with offset codes start
+  float float_sum;                           // the sum of v, exact
 };
 // A row of activations: x[k] is about scale[k / 256] * v[k].
 struct QuantisedRow {

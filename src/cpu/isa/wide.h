@@ -11,21 +11,31 @@
 namespace cachalot::cpu {
 namespace {
 
+// Where the products of codes start so that an offset of theirs is taken off: -kOffset times the sum of the activations.
+template <int kOffset>
+inline I start_of(int32_t minus_8_sum) {
+  if constexpr (kOffset == 0) return iset1(0);
+  if constexpr (kOffset % 8 != 0) return iset1(minus_8_sum / 8 * kOffset);
+  if constexpr (kOffset == 8) return iset1(minus_8_sum);
+  return shl(iset1(minus_8_sum), __builtin_ctz(kOffset / 8));
+}
+
 // part[t] += chunk c of the codec's rows times x[t].
 template <Codec C, int T>
-inline void add_chunk(const WideCodec<C>& codec, int c, const I* codes, const ActivationChunk* const* x, F* part) {
+inline void add_chunk(const WideCodec<C>& codec, int c, const ActivationChunk* const* x, F* part) {
   using D = WideCodec<C>;
-  int start[T];
-  I dot[T];
+  static_assert(D::kOffset % 8 != 0 || (D::kOffset & (D::kOffset - 1)) == 0, "see start_of");
+  I codes[kSteps], start[T], dot[T];
+  codec.codes(c, codes);
   if constexpr (D::kSub == 16) {
     for (int h = 0; h < 2; ++h) {
-      for (int t = 0; t < T; ++t) start[t] = -D::kOffset * x[t]->half_sum[h];
+      for (int t = 0; t < T; ++t) start[t] = start_of<D::kOffset>(x[t]->minus_8_half_sum[h]);
       dot_steps<4, T>(codes + 4 * h, x, 4 * h, start, dot);
       const F scale = codec.scale(2 * c + h);
       for (int t = 0; t < T; ++t) part[t] = fma(to_float(dot[t]), scale, part[t]);
     }
   } else {
-    for (int t = 0; t < T; ++t) start[t] = -D::kOffset * x[t]->sum;
+    for (int t = 0; t < T; ++t) start[t] = start_of<D::kOffset>(x[t]->minus_8_sum);
     dot_steps<8, T>(codes, x, 0, start, dot);
     const F scale = codec.scale(c);
     for (int t = 0; t < T; ++t) part[t] = fma(to_float(dot[t]), scale, part[t]);
@@ -36,13 +46,13 @@ inline void add_chunk(const WideCodec<C>& codec, int c, const I* codes, const Ac
   }
 }
 
-// `asks`: memory is asked for what comes a few kilobytes later, so that it works while a tile of several tokens is computed.
 template <Codec C, int T>
 inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0, bool asks) {
-  constexpr int64_t kAhead = 4096, kLine = 64;
-  const int n_chunks = w.unit_elems / kChunk;
-  const int64_t chunk_bytes = w.unit_bytes / n_chunks, asked = asks ? kAhead + chunk_bytes : 0;
+  using D = WideCodec<C>;
+  const int unit_chunks = D::kChunks > 0 ? D::kChunks : w.unit_elems / kChunk;
+  const int64_t n_chunks = static_cast<int64_t>(w.n_units) * unit_chunks, chunk_bytes = w.unit_bytes / unit_chunks;
   const uint8_t* unit = w.data + static_cast<int64_t>(row / kWideRows) * w.n_units * w.unit_bytes;
+  const int lane = row % kWideRows;
   const ActivationChunk* x[T];
   F total[T], part[T];
 #pragma GCC unroll 8
@@ -50,49 +60,70 @@ inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0, 
     x[t] = p.x[t0 + t].chunks;
     total[t] = part[t] = zero();
   }
-  int64_t chunk = 0;
-  const auto close = [&](int64_t group) {
+  const auto add_next = [&](const D& codec, int c, int64_t chunk) __attribute__((always_inline)) {
+    if (asks) ask_ahead(unit + c * chunk_bytes, chunk_bytes);
+    const ActivationChunk* at[T];
+    for (int t = 0; t < T; ++t) at[t] = x[t] + chunk;
+    add_chunk<C, T>(codec, c, at, part);
+  };
+  const auto close = [&](int64_t group) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       total[t] = fma(part[t], set1(p.x[t0 + t].scale[group]), total[t]);
       part[t] = zero();
     }
   };
-  for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
-    const WideCodec<C> codec(Unit{unit, row % kWideRows});
-    for (int c = 0; c < n_chunks; ++c) {
-      for (int64_t i = kAhead; i < asked; i += kLine) __builtin_prefetch(unit + c * chunk_bytes + i);
-      I codes[kSteps];
-      codec.codes(c, codes);
-      const ActivationChunk* at[T];
-      for (int t = 0; t < T; ++t) at[t] = x[t] + chunk;
-      add_chunk<C, T>(codec, c, codes, at, part);
-      if (++chunk % kScaleChunks == 0) close(chunk / kScaleChunks - 1);
+  int64_t chunk = 0;
+  if constexpr (D::kChunks == 1) {
+    for (int64_t group = 0; chunk < n_chunks; ++group) {
+      const int64_t end = n_chunks - chunk < kScaleChunks ? n_chunks : chunk + kScaleChunks;
+      for (; chunk < end; ++chunk, unit += w.unit_bytes) add_next(D(Unit{unit, lane}), 0, chunk);
+      close(group);
     }
+  } else {
+    for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
+      const D codec(Unit{unit, lane});
+      for (int c = 0; c < unit_chunks; ++c) {
+        add_next(codec, c, chunk);
+        if (++chunk % kScaleChunks == 0) close(chunk / kScaleChunks - 1);
+      }
+    }
+    if (chunk % kScaleChunks != 0) close(chunk / kScaleChunks);
   }
-  if (chunk % kScaleChunks != 0) close(chunk / kScaleChunks);
   for (int t = 0; t < T; ++t) finish_wide(p, row, w.n_rows, t0 + t, total[t]);
 }
 
-// A block of tokens stays in the second cache while the rows pass, and a group of rows in the first while the block's tokens pass.
+// Calls tile(token, tokens as a constant) for the tokens [begin, end) in the largest tiles first.
+template <typename Tile>
+inline void for_token_tiles(int begin, int end, const Tile& tile) {
+  int t = begin;
+  if constexpr (kWidth == 16)
+    for (; t + 8 <= end; t += 8) tile.template operator()<8>(t);
+  for (; t + 4 <= end; t += 4) tile.template operator()<4>(t);
+  if (t + 2 <= end) {
+    tile.template operator()<2>(t);
+    t += 2;
+  }
+  if (t < end) tile.template operator()<1>(t);
+}
+
+// Few rows of weights stay in the first cache while tokens pass, each tile of them through all rows. Otherwise a block of tokens stays in
+// the second cache while the rows pass, and a register's rows in the first while the block's tokens pass.
 template <Codec C>
 void wide_product(const WideRows& w, const WideProduct& p) {
-  constexpr int kBlockBytes = 256 * 1024;
+  constexpr int64_t kFewBytes = 24 * 1024, kBlockBytes = 256 * 1024;
   const int64_t row_bytes = static_cast<int64_t>(w.n_units) * w.unit_elems / kChunk * static_cast<int64_t>(sizeof(ActivationChunk));
+  const int n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
+  if (static_cast<int64_t>(n_groups) * w.n_units * w.unit_bytes <= kFewBytes) {
+    for_token_tiles(0, p.n_tokens, [&]<int T>(int t) {
+      for (int row = 0; row < w.n_rows; row += kWidth) wide_tile<C, T>(w, p, row, t, t == 0);
+    });
+    return;
+  }
   const auto fitting = static_cast<int>(kBlockBytes / row_bytes) / 8 * 8, block = fitting < 8 ? 8 : fitting;
   for (int t0 = 0; t0 < p.n_tokens; t0 += block) {
     const int end = p.n_tokens - t0 < block ? p.n_tokens : t0 + block;
-    for (int row = 0; row < w.n_rows; row += kWidth) {
-      int t = t0;
-      if constexpr (kWidth == 16)
-        for (; t + 8 <= end; t += 8) wide_tile<C, 8>(w, p, row, t, t == 0);
-      for (; t + 4 <= end; t += 4) wide_tile<C, 4>(w, p, row, t, t == 0);
-      if (t + 2 <= end) {
-        wide_tile<C, 2>(w, p, row, t, t == 0);
-        t += 2;
-      }
-      if (t < end) wide_tile<C, 1>(w, p, row, t, t == 0);
-    }
+    for (int row = 0; row < w.n_rows; row += kWidth) for_token_tiles(t0, end, [&]<int T>(int t) { wide_tile<C, T>(w, p, row, t, t == 0); });
   }
 }
 
@@ -119,10 +150,10 @@ inline void quantise_row(const float* x, int n, ActivationChunk* chunks, float* 
         half[i / 16] = add(half[i / 16], to_float(code));
       }
       const float first = reduce_add(half[0]), second = reduce_add(half[1]);
-      chunk.half_sum[0] = static_cast<int32_t>(first);
-      chunk.half_sum[1] = static_cast<int32_t>(second);
+      chunk.minus_8_half_sum[0] = static_cast<int32_t>(-8.0f * first);
+      chunk.minus_8_half_sum[1] = static_cast<int32_t>(-8.0f * second);
+      chunk.minus_8_sum = static_cast<int32_t>(-8.0f * (first + second));
       chunk.float_sum = first + second;
-      chunk.sum = static_cast<int32_t>(first + second);
     }
   }
 }

@@ -10,6 +10,12 @@ namespace {
 inline constexpr int kSteps = kChunk / 4;  // of a chunk
 inline constexpr int kStepBytes = 64;      // 16 rows x 4 columns, of which a register holds kWidth rows
 
+// Memory is asked for what comes a few kilobytes later, so that it works while a tile of several tokens is computed.
+inline void ask_ahead(const uint8_t* p, int64_t bytes) {
+  constexpr int64_t kAhead = 4096, kLine = 64;
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + kAhead + i);
+}
+
 // Shifts bytes right by n; `mask` clears what came from the neighbour.
 inline I shift_bytes(I a, int n, I mask) { return iand(shr16(a, n), mask); }
 
@@ -54,6 +60,7 @@ struct Unit {
 //   codes(c, w)   the codes of chunk c, a register per step
 //   nibbles(c)    where the codes of chunk c lie, in codecs that store four bits of them in one place
 //   scale(i)      of sub-block i, kSub columns each; all products of the stored factors are exact in f32
+//   kChunks       of a unit; 0 where it depends on the matrix
 //   minimum(c)    of chunk c, where kMinimum says that there is one
 template <Codec C>
 struct WideCodec;
@@ -67,6 +74,7 @@ struct WideBase {
 // A block of 32: one f16 scale, and a second f16 that is added.
 template <int kCodeOffset, bool kHasMinimum>
 struct WideBlock : WideBase<32, kCodeOffset, kHasMinimum> {
+  static constexpr int kChunks = 1;
   explicit WideBlock(const Unit& u) : WideBase<32, kCodeOffset, kHasMinimum>{u} {}
   [[nodiscard]] F scale(int) const { return this->unit.half(0); }
   [[nodiscard]] F minimum(int) const { return sub(zero(), this->unit.half(32)); }
@@ -114,6 +122,7 @@ struct WideCodec<Codec::iq4_nl> : WideBlock<128, false> {
 };
 template <>
 struct WideCodec<Codec::iq4_xs> : WideBase<32, 128, false> {
+  static constexpr int kChunks = kScaleChunks;
   F d;
   explicit WideCodec(const Unit& u) : WideBase{u}, d(u.half(0)) {}
   [[nodiscard]] const uint8_t* nibbles(int c) const { return unit.codes(160 + 256 * c); }
@@ -122,6 +131,7 @@ struct WideCodec<Codec::iq4_xs> : WideBase<32, 128, false> {
 };
 template <>
 struct WideCodec<Codec::mxfp4> : WideBase<32, 12, false> {
+  static constexpr int kChunks = 1;
   explicit WideCodec(const Unit& u) : WideBase{u} {}
   [[nodiscard]] const uint8_t* nibbles(int) const { return unit.codes(16); }
   void codes(int c, I* w) const { table_codes(nibbles(c), kFp4Codes, w); }
@@ -130,6 +140,7 @@ struct WideCodec<Codec::mxfp4> : WideBase<32, 12, false> {
 };
 // The planar formats: a unit is one group of the source.
 struct WidePlanar : WideBase<32, 0, true> {
+  static constexpr int kChunks = 0;
   F d, m;
   explicit WidePlanar(const Unit& u) : WideBase{u}, d(u.half(0)), m(mul(d, u.u8(32))) {}
   [[nodiscard]] F scale(int) const { return d; }
@@ -147,6 +158,7 @@ struct WideCodec<Codec::int8> : WidePlanar {
   void codes(int c, I* w) const { byte_codes(unit.codes(48 + 512 * c), w); }
 };
 struct WideSuper : WideBase<32, 0, true> {
+  static constexpr int kChunks = kScaleChunks;
   F d, dmin;
   explicit WideSuper(const Unit& u) : WideBase{u}, d(u.half(0)), dmin(u.half(32)) {}
   [[nodiscard]] F scale(int c) const { return mul(d, unit.u8(64 + 32 * c)); }
@@ -168,6 +180,7 @@ struct WideCodec<Codec::q5_k> : WideSuper {
 };
 template <>
 struct WideCodec<Codec::q6_k> : WideBase<16, 32, false> {
+  static constexpr int kChunks = kScaleChunks;
   F d;
   explicit WideCodec(const Unit& u) : WideBase{u}, d(u.half(0)) {}
   void codes(int c, I* w) const {
