@@ -242,18 +242,7 @@ cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
 cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream) {
   if (plan.n_experts > kMaxExperts) return cudaErrorInvalidValue;
   if (plan.n_pairs < kPlanSharedFrom || !plan.clusters) return launch(moe_plan_kernel<1>, dim3(1), kPlanThreads, 0, stream, plan);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kPlanBlocks);
-  config.blockDim = dim3(kPlanThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kPlanBlocks, 1, 1};
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, moe_plan_kernel<kPlanBlocks>, plan);
+  return launch_clusters(moe_plan_kernel<kPlanBlocks>, kPlanBlocks, dim3(kPlanBlocks), kPlanThreads, 0, stream, plan);
 }
 
 cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream) {

@@ -544,20 +544,8 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
 
 template <int kThreads, int kBlocks>
 cudaError_t launch_blocks(const SampleArgs& a, cudaStream_t stream) {
-  if constexpr (kBlocks == 1) return launch(sample_kernel<kThreads, 1>, dim3(static_cast<unsigned>(a.n_rows)), kThreads, 0, stream, a);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(a.n_rows * kBlocks));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = kBlocks;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, sample_kernel<kThreads, kBlocks>, a);
+  return launch_clusters(sample_kernel<kThreads, kBlocks>, kBlocks, dim3(static_cast<unsigned>(a.n_rows * kBlocks)), kThreads, 0, stream,
+                         a);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
-//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
+//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
 #include <cstdio>
@@ -428,6 +428,71 @@ void bench_ops(const std::vector<int>& batches) {
   }
 }
 
+// The calls that take few rows in joined launches, and the same work by the default bodies of Ops, one call after the other. Each layer has
+// weights and a cache of its own.
+void bench_few(const std::vector<int>& batches) {
+  constexpr int kLayers = 24, kContext = 1024, kHeads = 16;
+  constexpr MlaDims kDims{.n_heads = kHeads, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512};
+  std::printf("%-14s %5s %10s %10s\n", "call", "T", "joined us", "apart us");
+  Bench b;
+  Ops& o = *b.ops;
+  std::vector<Linear> uk, uv, routers;
+  for (int l = 0; l < kLayers; ++l) {
+    uk.push_back(b.weights(Format::bf16, 512, 128, kHeads)), uv.push_back(b.weights(Format::bf16, 128, 512, kHeads));
+    routers.push_back(b.weights(Format::f32, 64, 2048));
+  }
+  const View norm = b.array(DType::f32, 1, 2048);
+  const std::vector<float> table(static_cast<size_t>(4096) * 64, 0.7f);
+  const Constant cos_sin = o.constant(table, 4096, 64);
+  for (const int n : batches) {
+    const size_t kept = b.keep.size();
+    const auto p = paged(b, kMla, n, 1, kContext, kLayers, false);
+    const View x = b.array(DType::f32, n, 2048), xn = b.array(DType::bf16, n, 2048), y = b.array(DType::bf16, n, 2048),
+               a = b.array(DType::bf16, n, 3648);
+    const View ids = b.array(DType::i32, n, 6, 0.0f), weights = b.array(DType::f32, n, 6);
+    const auto show = [&](const char* name, const std::function<void(int)>& joined, const std::function<void(int)>& apart) {
+      double us[2];
+      for (const int i : {0, 1}) {
+        const double t = b.time([&] {
+          for (int l = 0; l < kLayers; ++l) (i == 0 ? joined : apart)(l);
+        });
+        us[i] = t / kLayers * 1e6;
+      }
+      std::printf("%-14s %5d %10.2f %10.2f\n", name, n, us[0], us[1]);
+    };
+    const auto absorbed = [&](int l) {
+      const auto at = static_cast<size_t>(l);
+      return MlaAbsorbed{.prologue = {.kv = p->layers[at],
+                                      .batch = &p->batch,
+                                      .dims = kDims,
+                                      .q = a.cols(0, 3072),
+                                      .row = a.cols(3072, 576),
+                                      .norm = norm.cols(0, 512),
+                                      .eps = 1e-6f,
+                                      .rope = {64, true, cos_sin.view}},
+                         .rows = p->batch.decode,
+                         .scale = 0.1f,
+                         .uk = &uk[at],
+                         .uv = &uv[at]};
+    };
+    show(
+        "mla_absorbed", [&](int l) { o.mla_absorbed(absorbed(l), y); }, [&](int l) { o.Ops::mla_absorbed(absorbed(l), y); });
+    const auto prologue = [&](int l) {
+      return MoePrologue{.residual = x,
+                         .delta = y,
+                         .norm = norm,
+                         .eps = 1e-6f,
+                         .y = xn,
+                         .router = &routers[static_cast<size_t>(l)],
+                         .how = {.n_experts = 64, .top_k = 6},
+                         .out = {ids, weights}};
+    };
+    show(
+        "moe_prologue", [&](int l) { o.moe_prologue(prologue(l)); }, [&](int l) { o.Ops::moe_prologue(prologue(l)); });
+    b.keep.resize(kept);
+  }
+}
+
 void bench_prefill() {
   Bench b;
   std::printf("%-12s %-14s %5s %10s %9s %7s\n", "format", "out x in", "T", "us", "TFLOP/s", "share");
@@ -462,10 +527,13 @@ int run(int argc, char** argv) {
     bench_prefill();
   else if (what == "ops")
     bench_ops(numbers);
+  else if (what == "few")
+    bench_few(numbers);
   else if (what == "model" && argc > 4)
     bench_model(argv[2], numbers, std::atoi(argv[3]));
   else {
-    std::printf("cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
+    std::printf(
+        "cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
     return 2;
   }
   return 0;
