@@ -46,7 +46,7 @@ Loaded load(const std::string& shape, const std::string& format) {
   m.config = read_config(*checkpoint);
   const auto start = Clock::now();
   if (format != "file") {
-    m.uniform = make_uniform_routing(*m.own, m.config.vocab, m.config.n_experts, m.config.n_layers);
+    m.uniform = make_uniform_routing(*m.own, m.config.vocab, m.config.router, m.config.n_layers);
     m.ops = m.uniform.get();
   }
   m.decoder = Decoder::load(*checkpoint, m.config, *m.ops, {.max_positions = 8192});

@@ -2,9 +2,13 @@
 #include "cuda/random_model.h"
 
 #include <array>
+#include <bit>
+#include <numeric>
+#include <random>
 
 #include "base/check.h"
 #include "ops/random_weights.h"
+#include "quant/scheme.h"
 
 namespace cachalot::test {
 
@@ -34,7 +38,7 @@ bool RandomCheckpoint::has(std::string_view canonical) const {
 LinearSource RandomCheckpoint::linear(std::string_view canonical, int n_matrices, int out, int in) const {
   const bool exact = canonical.find("gate_inp") != std::string_view::npos || canonical.find("kv_b") != std::string_view::npos ||
                      canonical.find("token_embd") != std::string_view::npos;
-  const Format format = exact ? Format::bf16 : format_;
+  const Format format = exact ? Format::bf16 : is_planar(format_) ? format_ : fallback({format_}, in).format;
   Rows& rows = shapes_[{static_cast<int>(format), out, in}];
   if (rows.data.empty()) {
     const int n = std::min(out, 512);
@@ -62,12 +66,20 @@ namespace {
 
 class UniformRouting final : public Ops {
  public:
-  UniformRouting(Ops& inner, int vocab, int n_experts, int n_layers) : inner_(inner), vocab_(vocab) {
+  UniformRouting(Ops& inner, int vocab, const Router& router, int n_layers) : inner_(inner), vocab_(vocab) {
     const int rows = vocab + kShift * n_layers;
-    std::vector<float> values(static_cast<size_t>(rows) * static_cast<size_t>(n_experts));
-    uint32_t state = 1;
-    for (float& v : values) v = static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-22f;
-    table_ = inner.constant(values, rows, n_experts);
+    std::vector<float> words;  // the ids' bits: gather_rows copies f32
+    words.reserve(static_cast<size_t>(rows) * static_cast<size_t>(router.top_k));
+    std::mt19937 engine(1);
+    std::vector<int> experts(static_cast<size_t>(router.n_experts));
+    std::iota(experts.begin(), experts.end(), 0);
+    for (int r = 0; r < rows; ++r)
+      for (int k = 0; k < router.top_k; ++k) {
+        std::swap(experts[static_cast<size_t>(k)],
+                  experts[static_cast<size_t>(k) + engine() % static_cast<uint32_t>(router.n_experts - k)]);
+        words.push_back(std::bit_cast<float>(experts[static_cast<size_t>(k)]));
+      }
+    table_ = inner.constant(words, rows, router.top_k);
   }
   const char* name() const override { return inner_.name(); }
   DType activation() const override { return inner_.activation(); }
@@ -101,13 +113,22 @@ class UniformRouting final : public Ops {
   }
   void gather_rows(View x, View ids, View y) override { inner_.gather_rows(x, ids, y); }
   void route(View logits, View bias, const Router& router, const Routing& out) override {
-    inner_.gather_rows(table_.view.rows(kShift * layer_++, vocab_), ids_, logits);
     inner_.route(logits, bias, router, out);
+    replace(out.ids);
+  }
+  void moe_prologue(const MoePrologue& p) override {
+    inner_.moe_prologue(p);
+    replace(p.out.ids);
   }
   void moe(View x, const Experts& experts, const Routing& routing, View y) override { inner_.moe(x, experts, routing, y); }
   void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override { inner_.sample(logits, params, out); }
 
  private:
+  void replace(View ids) {
+    ids.dtype = DType::f32;
+    inner_.gather_rows(table_.view.rows(kShift * layer_++, vocab_), ids_, ids);
+  }
+
   static constexpr int kShift = 131;
   Ops& inner_;
   int vocab_, layer_ = 0;
@@ -117,8 +138,8 @@ class UniformRouting final : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> make_uniform_routing(Ops& inner, int vocab, int n_experts, int n_layers) {
-  return std::make_unique<UniformRouting>(inner, vocab, n_experts, n_layers);
+std::unique_ptr<Ops> make_uniform_routing(Ops& inner, int vocab, const Router& router, int n_layers) {
+  return std::make_unique<UniformRouting>(inner, vocab, router, n_layers);
 }
 
 }  // namespace cachalot::test

@@ -14,8 +14,8 @@ namespace cachalot::test {
 // The config.json of DeepSeek-V2-Lite ("v2-lite": 15.7 G weights) or DeepSeek-V2 ("v2": 236 G).
 std::string shape_config(const std::string& name);
 
-// Matrices in `format` (router, latent up-projections and embedding in bf16), of 512 random rows that repeat; norms of ones. It holds one
-// copy of each shape, so a model larger than the host's memory can be loaded from it.
+// Matrices in `format`, or its fallback where rows are no whole blocks (router, latent up-projections and embedding in bf16), of 512 random
+// rows that repeat; norms of ones. It holds one copy of each shape, so a model larger than the host's memory can be loaded from it.
 class RandomCheckpoint : public Checkpoint {
  public:
   RandomCheckpoint(std::string config, Format format) : config_(std::move(config)), format_(format) {}
@@ -41,8 +41,8 @@ class RandomCheckpoint : public Checkpoint {
   mutable std::map<std::array<int, 3>, Rows> shapes_;
 };
 
-// Ops whose route() takes random logits, others for each token and layer, instead of the model's: a random router would send all rows to
-// the same few experts.
-std::unique_ptr<Ops> make_uniform_routing(Ops& inner, int vocab, int n_experts, int n_layers);
+// Ops that route as the model does, and then put random experts, others for each token and layer, in the place of those chosen: a random
+// router would send all rows to the same few.
+std::unique_ptr<Ops> make_uniform_routing(Ops& inner, int vocab, const Router& router, int n_layers);
 
 }  // namespace cachalot::test
