@@ -13,22 +13,27 @@ inline I shl16(I a, int n) { return _mm512_slli_epi16(a, static_cast<unsigned>(n
 inline I look_up_bytes(const uint8_t* table, I index) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
 }
-inline I four_bytes(const uint8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, sizeof four);
-  return iset1(four);
+// dot += codes times the same four activations in every lane. Both instructions of GCC 12's intrinsics, one to spread the four bytes and
+// one to multiply, take a third longer than the one that does both.
+inline I dot_step(I dot, I codes, const uint8_t* four_activations) {
+  struct Four {
+    uint8_t bytes[4];
+  };
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(dot) : "v"(codes), "m"(*reinterpret_cast<const Four*>(four_activations)));
+  return dot;
 }
 // dot[t] = start[t] + the exact products of N steps of codes with x[t]'s activations from step `first` on.
 template <int N, int T>
 inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first, const I* start, I* dot) {
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
-    const uint8_t* const q = x[t]->q + 4 * first;
+    const uint8_t* q = x[t]->q + 4 * first;
+    __asm__("" : "+r"(q));  // one register for all steps; GCC would keep pointers to each of them
     I upper = iset1(0), lower = start[t];
 #pragma GCC unroll 8
     for (int s = 0; s < N; ++s) {
-      upper = _mm512_dpbusd_epi32(upper, codes[s], four_bytes(q + 4 * s));
-      lower = _mm512_dpbusd_epi32(lower, codes[s], four_bytes(q + kChunk + 4 * s));
+      upper = dot_step(upper, codes[s], q + 4 * s);
+      lower = dot_step(lower, codes[s], q + kChunk + 4 * s);
     }
     dot[t] = iadd(shl(upper, 8), lower);
   }
