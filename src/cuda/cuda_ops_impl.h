@@ -144,7 +144,7 @@ class CudaOps final : public Ops {
 
   // moe.cpp
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
-  void plan_moe(MoePlan& plan);
+  void plan_moe(MoePlan& plan, Tile weights);
   void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);
   bool join_shared_up(const Experts& experts, View hs, GemmArgs& args);

@@ -11,15 +11,19 @@ bool streams(const Segment& w, int rows) {
   return rows <= (w.out >= 16384 ? 32 : 64);
 }
 
-// Rows from which unpacking the weights (2 bytes each) and the library's product beat the fused kernel, and the largest matrix for it.
-constexpr int kUnpackRows = 192;
+// Rows from which unpacking the weights (2 bytes each) and the library's product beat the fused kernel, and the largest matrix for it. A
+// small output, of which the fused kernel makes too few blocks, is unpacked as soon as it is not streamed.
+constexpr int kUnpackRows = 192, kFewBlocks = 8192;
 constexpr int64_t kUnpackWeights = int64_t{64} << 20;
 
 // Rows from which rounding both operands to fp8 pays.
 constexpr int kFp8Rows = 192;
 constexpr int kBlock = 128;  // of scales
 
-bool unpacks(const Segment& w, int rows) { return is_record(w.tile) && rows >= kUnpackRows && int64_t{w.out} * w.cols <= kUnpackWeights; }
+bool unpacks(const Segment& w, int rows) {
+  if (!is_record(w.tile) || streams(w, rows) || int64_t{w.out} * w.cols > kUnpackWeights) return false;
+  return rows >= kUnpackRows || w.out <= kFewBlocks;
+}
 
 }  // namespace
 
@@ -151,7 +155,7 @@ void CudaOps::linear_swiglu(View x, const Linear& gate_up, View h) {
   const uint8_t* up = nullptr;
   const bool fused = halves(packed, gate_up.out, gate, up);
   const bool apart = !is_record(gate.tile) || (options_.fp8_activations && gate.tile == Tile::f8 && x.n_rows() >= kFp8Rows) ||
-                     (cublas_ != nullptr && unpacks(gate, x.n_rows()));
+                     (cublas_ != nullptr && unpacks(packed.segments[0], x.n_rows()));
   if (fused && (streams(gate, x.n_rows()) || !apart)) {
     GemmArgs args = output_of(h, 0);
     const Input in = input_for(gate, x, 1, x.n_cols());

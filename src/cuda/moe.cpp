@@ -11,10 +11,13 @@ namespace {
 
 constexpr int kF32Pairs = 4096;  // up to here the experts' results are held in f32
 
-// Rows of x per block of the three kernels, by pairs per expert.
-int tile_rows(int n_pairs, int n_experts, bool hopper, bool& stream) {
-  const int each = n_pairs / n_experts;
-  stream = each <= (hopper ? 10 : 24);
+// Rows of x per block of the three kernels, by pairs per expert; measured. Streamed codes of 4 to 6 bits are short of instructions, so that
+// reading them twice costs less than a tile with idle columns; wider weights are short of bytes.
+int tile_rows(int n_pairs, int n_experts, Tile weights, bool hopper, bool& stream) {
+  const int each = n_pairs / n_experts, bits = tile_info(weights).code_bits;
+  const bool narrow = bits >= 4 && bits <= 6;
+  stream = each <= (!hopper ? 24 : narrow ? 16 : weights == Tile::bf16 ? 8 : 10);
+  if (stream && narrow) return each <= 7 ? 8 : each <= 13 ? 16 : each <= 16 ? 24 : 32;
   if (stream) return each <= 4 ? 8 : each <= 10 ? 16 : 32;
   if (hopper && each <= 24) return 32;
   return each <= 64 ? 64 : 128;
@@ -95,10 +98,10 @@ void CudaOps::grouped(const Linear& w, const GemmArgs& common, View y) {
 }
 
 // The tiles of the pairs, made on the device; few pairs need none.
-void CudaOps::plan_moe(MoePlan& plan) {
+void CudaOps::plan_moe(MoePlan& plan, Tile weights) {
   if (options_.activation == DType::f32 || plan.n_pairs <= kInlinePairs) return;
   plan.clusters = hopper_;
-  plan.tile = tile_rows(plan.n_pairs, plan.n_experts, hopper_, plan.streamed);
+  plan.tile = tile_rows(plan.n_pairs, plan.n_experts, weights, hopper_, plan.streamed);
   plan.max_tiles = std::min(plan.n_experts, plan.n_pairs) + plan.n_pairs / plan.tile;
   plan.order = static_cast<int*>(temp(DType::i32, 1, plan.n_pairs).data);
   plan.tiles = static_cast<int3*>(temp(DType::i32, plan.max_tiles, 3).data);
@@ -194,7 +197,7 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   common.moe.n_pairs = n_pairs;
   common.moe.top_k = top_k;
   common.moe.n_experts = experts.gate_up.n_matrices;
-  plan_moe(common.moe);
+  plan_moe(common.moe, packed_of(experts.gate_up).segments[0].tile);
   common.rowing = common.moe.tile > 0 ? Rowing::moe_tiles : Rowing::moe_inline;
 
   GemmArgs up = common, down = common;
