@@ -1,14 +1,23 @@
 // For few rows every launch is one trip to memory and back, so the work before and after attention is joined to the products beside it. The
-// weights of both products are read before the kernels before have ended.
+// weights of both products are read before the kernels before have ended, and once for all rows.
 #include "cuda/mla_few.h"
 
+#include <cooperative_groups.h>
+
+#include <utility>
+
+#include "cuda/gemm_stream.cuh"
 #include "cuda/mla_decode.cuh"
 #include "cuda/mla_prologue.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kNope = kMlaFewHead, kTail = kMlaK - kMlaV, kValue = kMlaFewHead, kParts = 8, kThreads = kPrologueThreads;
+constexpr int kNope = kMlaFewHead, kTail = kMlaK - kMlaV, kValue = kMlaFewHead, kParts = 8, kThreads = kPrologueThreads,
+              kWarps = kThreads / 32;
+
+// ---- one row: products by a warp's lanes, and every block of a head sums the parts of the context itself. In a whole step of one row this
+// takes a little less time than the kernels below.
 
 __device__ __forceinline__ void unpack8(const uint4& v, float (&to)[8]) {
   const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
@@ -28,19 +37,17 @@ __device__ __forceinline__ uint4 weights16(const bf16* p) {
   return v;
 }
 
-// blockIdx.x: part of a head's rows of W_UK; then a block per row of the cache. absorbed[t, h] = [W_UK,h q_n | rotated q_r].
-constexpr int kUkRows = kMlaV / kParts, kUkEach = kUkRows / (kThreads / 32) / 2;  // rows per block; pairs of rows per warp
+// A block per part of a head's rows of W_UK, then one for the row of the cache. absorbed[h] = [W_UK,h q_n | rotated q_r].
+constexpr int kUkRows = kMlaV / kParts, kUkEach = kUkRows / kWarps / 2;  // rows per block; pairs of rows per warp
 template <typename Kv>
-__global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant__ PrologueArgs a, const bf16* uk, bf16* absorbed,
-                                                          int64_t stride) {
+__global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_constant__ PrologueArgs a, const bf16* uk, bf16* absorbed) {
   __shared__ float shared[33];
   pdl_trigger();
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), lane = thread & 31;
   if (block >= a.heads * kParts) {
-    const int t = block - a.heads * kParts;
-    const Turn turn(a, t);
+    const Turn turn(a, 0);
     pdl_wait();
-    return prologue_row<bf16, Kv>(a, t, turn, shared);
+    return prologue_row<bf16, Kv>(a, 0, turn, shared);
   }
   const int head = block / kParts, row0 = block % kParts * kUkRows + (thread >> 5) * 2 * kUkEach, col = (lane & 15) * 8;
   uint4 w[kUkEach];
@@ -49,49 +56,41 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
   pdl_wait();
   const bf16* q = static_cast<const bf16*>(a.q.data) + head * (kNope + kTail);
   bf16* to = absorbed + head * kMlaK;
-  for (int t = 0; t < a.q.rows; ++t) {
-    float x[8], sum[kUkEach];
-    unpack8(load16(q + t * a.q.stride + col), x);
+  float x[8], sum[kUkEach];
+  unpack8(load16(q + col), x);
 #pragma unroll
-    for (int i = 0; i < kUkEach; ++i) {
-      sum[i] = dot8(w[i], x, 0.0f);
+  for (int i = 0; i < kUkEach; ++i) {
+    sum[i] = dot8(w[i], x, 0.0f);
 #pragma unroll
-      for (int m = 8; m > 0; m >>= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], m);
-      if ((lane & 15) == i) to[t * stride + row0 + 2 * i + (lane >> 4)] = from_f32<bf16>(sum[i]);
-    }
+    for (int m = 8; m > 0; m >>= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], m);
+    if ((lane & 15) == i) to[row0 + 2 * i + (lane >> 4)] = from_f32<bf16>(sum[i]);
   }
-  for (int i = thread; block % kParts == 0 && i < a.q.rows * kTail / 2; i += kThreads) {
-    const int t = i / (kTail / 2);
-    Turn(a, t).pair(q + t * a.q.stride + kNope, to + t * stride + kMlaV, i % (kTail / 2));
-  }
+  if (block % kParts == 0 && thread < kTail / 2) Turn(a, 0).pair(q + kNope, to + kMlaV, thread);
 }
 
-// blockIdx.x: part of a head's rows of W_UV; blockIdx.y: row. The parts of the context, weighted by their shares of the softmax's sum, are
-// summed by every block of a head.
-constexpr int kUvRows = kValue / kParts, kUvEach = kUvRows / (kThreads / 32), kInFlight = 16;
-__global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_constant__ AttendArgs a, const bf16* uv, bf16* context,
-                                                              int64_t stride) {
+// A block per part of a head's rows of W_UV. The parts of the context are weighted by their shares of the softmax's sum.
+constexpr int kUvRows = kValue / kParts, kUvEach = kUvRows / kWarps, kInFlight = 16;
+__global__ __launch_bounds__(kThreads) void combine_uv_one_kernel(const __grid_constant__ AttendArgs a, const bf16* uv, bf16* context) {
   __shared__ __align__(16) float result[kMlaV];
   pdl_trigger();
-  const int head = static_cast<int>(blockIdx.x) / kParts, row = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x),
-            lane = thread & 31, out = static_cast<int>(blockIdx.x) % kParts * kUvRows + (thread >> 5) * kUvEach;
+  const int head = static_cast<int>(blockIdx.x) / kParts, thread = static_cast<int>(threadIdx.x), lane = thread & 31,
+            out = static_cast<int>(blockIdx.x) % kParts * kUvRows + (thread >> 5) * kUvEach;
   uint4 w[kUvEach][2];
 #pragma unroll
   for (int i = 0; i < kUvEach; ++i)
 #pragma unroll
     for (int j = 0; j < 2; ++j) w[i][j] = weights16(uv + (static_cast<int64_t>(head) * kValue + out + i) * kMlaV + j * 256 + lane * 8);
   pdl_wait();
-  const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads, at = static_cast<int64_t>(row) * a.heads + head;
-  const float2* from = reinterpret_cast<const float2*>(a.partial + at * kMlaV) + thread;
-  const float* lse = a.partial + a.n_splits * step * kMlaV + at;
+  const float2* from = reinterpret_cast<const float2*>(a.partial + static_cast<int64_t>(head) * kMlaV) + thread;
+  const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.heads * kMlaV + head;
   float2 part[kInFlight], v = make_float2(0.0f, 0.0f);
   const auto load = [&](int first) {
 #pragma unroll
     for (int s = 0; s < kInFlight; ++s)
-      if (first + s < a.n_splits) part[s] = __ldcg(from + (first + s) * step * (kMlaV / 2));
+      if (first + s < a.n_splits) part[s] = __ldcg(from + static_cast<int64_t>(first + s) * a.heads * (kMlaV / 2));
   };
   load(0);
-  const auto lse_of = [&](int s) { return s < a.n_splits ? __ldcg(lse + s * step) : -INFINITY; };
+  const auto lse_of = [&](int s) { return s < a.n_splits ? __ldcg(lse + s * a.heads) : -INFINITY; };
   const float x = lse_of(lane), y = lse_of(lane + 32), largest = warp_max(fmaxf(x, y));
   const float wx = x == -INFINITY ? 0.0f : exp2f(x - largest), wy = y == -INFINITY ? 0.0f : exp2f(y - largest), total = warp_sum(wx + wy);
   const float factor = total > 0.0f ? 1.0f / total : 0.0f;
@@ -117,7 +116,159 @@ __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_const
 #pragma unroll
   for (int i = 0; i < kUvEach; ++i) {
     sum[i] = warp_sum(sum[i]);
-    if (lane == i) context[row * stride + head * kValue + out + i] = from_f32<bf16>(sum[i]);
+    if (lane == i) context[head * kValue + out + i] = from_f32<bf16>(sum[i]);
+  }
+}
+
+// ---- several rows: on the tensor cores, and the parts are summed once
+
+// As absorb_one_kernel, with a block per row of the cache. A warp takes 16 rows of W_UK and half of their columns, and rotates a row's
+// query.
+constexpr int kUkTiles = kUkRows / 16, kHalves = kWarps / kUkTiles;
+static_assert(kHalves * kRecordCols == kNope && kTail == 64 && kParts * kWarps >= kMlaFewRows);
+template <typename Kv, int kColTiles>
+__global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant__ PrologueArgs a, const bf16* uk, bf16* absorbed,
+                                                          int64_t stride) {
+  constexpr int kCols = kColTiles * 8, kPitch = kUkRows + 4;
+  __shared__ float reduce[33];
+  __shared__ __align__(8) float sums[kHalves][kCols][kPitch];
+  pdl_trigger();
+  const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
+  if (block >= a.heads * kParts) {
+    const int t = block - a.heads * kParts;
+    const Turn turn(a, t);
+    pdl_wait();
+    return prologue_row<bf16, Kv>(a, t, turn, reduce);
+  }
+  const int head = block / kParts, part = block % kParts, tile = warp % kUkTiles, half = warp / kUkTiles, g = lane >> 2, c = lane & 3,
+            n_rows = a.q.rows, turned = part + kParts * warp;
+  const int64_t row0 = static_cast<int64_t>(head) * kMlaV + part * kUkRows + tile * 16;
+  Frag<Tile::bf16> w[1];
+  w[0].load(true, reinterpret_cast<const uint8_t*>(uk + (row0 + g) * kNope + half * kRecordCols), lane, 8 * kNope);
+  const Turn turn(a, min(turned, n_rows - 1));
+  pdl_wait();
+  const bf16* q = static_cast<const bf16*>(a.q.data) + head * (kNope + kTail);
+  bf16* to = absorbed + head * kMlaK;
+  uint4 x[kColTiles][2];
+#pragma unroll
+  for (int n = 0; n < kColTiles; ++n)
+#pragma unroll
+    for (int s = 0; s < 2; ++s) x[n][s] = load16(q + min(n * 8 + g, n_rows - 1) * a.q.stride + half * kRecordCols + s * 32 + c * 8);
+  if (turned < n_rows) turn.pair(q + turned * a.q.stride + kNope, to + turned * stride + kMlaV, lane);
+  float acc[1][kColTiles][4] = {};
+  stream_chunk<Tile::bf16>(
+      w, [&](int n, int s) { return x[n][s]; }, acc);
+#pragma unroll
+  for (int n = 0; n < kColTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[half][n * 8 + 2 * c + (i & 1)][tile * 16 + g + 8 * (i >> 1)] = acc[0][n][i];
+  __syncthreads();
+  for (int t = warp; t < n_rows; t += kWarps) {
+    const float2 u = *reinterpret_cast<const float2*>(&sums[0][t][2 * lane]), v = *reinterpret_cast<const float2*>(&sums[1][t][2 * lane]);
+    *reinterpret_cast<uint32_t*>(to + t * stride + part * kUkRows + 2 * lane) = pack_bf16(u.x + v.x, u.y + v.y);
+  }
+}
+
+// A cluster of kParts blocks per head. A block takes 64 numbers of the latent: their sums over the parts of the context, weighted by the
+// parts' shares of the softmax's sum, times these columns of W_UV, a warp per 16 outputs. Then each block adds up its peers' products for
+// 16 outputs.
+constexpr int kUvCols = kMlaV / kParts, kLoads = kMaxSplits / kInFlight;
+static_assert(kUvCols == kRecordCols && kUvRows == 16 && kWarps == kParts);
+template <int kColTiles>
+__global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_constant__ AttendArgs a, const bf16* uv, bf16* context,
+                                                              int64_t stride) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kCols = kColTiles * 8, kPitch = kUvCols + 32;
+  __shared__ __align__(16) bf16 sums[kCols][kPitch];
+  __shared__ float products[kParts][kCols][kUvRows];
+  pdl_trigger();
+  const auto cluster = cooperative_groups::this_cluster();
+  auto started = cluster.barrier_arrive();
+  const int head = static_cast<int>(blockIdx.x) / kParts, part = static_cast<int>(cluster.block_rank()),
+            thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
+  Frag<Tile::bf16> w[1];
+  const int64_t out = static_cast<int64_t>(head) * kValue + warp * 16 + g;
+  w[0].load(true, reinterpret_cast<const uint8_t*>(uv + out * kMlaV + part * kUvCols), lane, 8 * kMlaV);
+  pdl_wait();
+  const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads;
+  const float* all_lse = a.partial + a.n_splits * step * kMlaV;
+  const int own = lane & 15;  // half a warp per row: the lane's parts are own, own + 16, ...; its numbers 4 own, ...
+  for (int base = 2 * warp; base < a.n_rows; base += 2 * kWarps) {
+    const int row = base + (lane >> 4), there = min(row, a.n_rows - 1);
+    const int64_t at = static_cast<int64_t>(there) * a.heads + head;
+    const float* from = a.partial + at * kMlaV + part * kUvCols + 4 * own;
+    float4 v[kInFlight];
+    const auto load = [&](int first) {
+#pragma unroll
+      for (int s = 0; s < kInFlight; ++s)
+        if (first + s < a.n_splits) v[s] = __ldcg(reinterpret_cast<const float4*>(from + (first + s) * step * kMlaV));
+    };
+    load(0);
+    float weight[kLoads], largest = -INFINITY, total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int s = j * kInFlight + own;
+      weight[j] = s < a.n_splits ? __ldcg(all_lse + s * step + at) : -INFINITY;
+      largest = fmaxf(largest, weight[j]);
+    }
+#pragma unroll
+    for (int m = 8; m > 0; m >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      weight[j] = weight[j] == -INFINITY ? 0.0f : exp2f(weight[j] - largest);
+      total += weight[j];
+    }
+#pragma unroll
+    for (int m = 8; m > 0; m >>= 1) total += __shfl_xor_sync(~0u, total, m);
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if (j * kInFlight >= a.n_splits) break;
+      if (j > 0) load(j * kInFlight);
+#pragma unroll
+      for (int s = 0; s < kInFlight; ++s) {
+        const float share = __shfl_sync(~0u, weight[j], (lane & 16) | s);
+        if (share == 0.0f) continue;  // such a part has written nothing
+        sum.x = fmaf(share, v[s].x, sum.x), sum.y = fmaf(share, v[s].y, sum.y);
+        sum.z = fmaf(share, v[s].z, sum.z), sum.w = fmaf(share, v[s].w, sum.w);
+      }
+    }
+    const float factor = total > 0.0f ? 1.0f / total : 0.0f;
+    if (row < a.n_rows)
+      *reinterpret_cast<uint2*>(&sums[row][4 * own]) =
+          make_uint2(pack_bf16(sum.x * factor, sum.y * factor), pack_bf16(sum.z * factor, sum.w * factor));
+  }
+  __syncthreads();
+  float acc[1][kColTiles][4] = {};
+  stream_chunk<Tile::bf16>(
+      w, [&](int n, int s) { return *reinterpret_cast<const uint4*>(&sums[min(n * 8 + g, a.n_rows - 1)][s * 32 + c * 8]); }, acc);
+  cluster.barrier_wait(std::move(started));  // nobody writes to a block that has not begun
+  float* to = cluster.map_shared_rank(&products[0][0][0], warp) + part * kCols * kUvRows;
+#pragma unroll
+  for (int n = 0; n < kColTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (const int t = n * 8 + 2 * c + (i & 1); t < a.n_rows) to[t * kUvRows + g + 8 * (i >> 1)] = acc[0][n][i];
+  cluster.sync();
+  for (int i = thread; i < a.n_rows * kUvRows; i += kThreads) {
+    const int t = i / kUvRows, r = i % kUvRows;
+    float v = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) v += products[p][t][r];
+    context[t * stride + head * kValue + part * kUvRows + r] = from_f32<bf16>(v);
+  }
+#endif
+}
+
+// Calls f with the number of tiles of 8 columns that n rows are.
+template <typename F>
+cudaError_t with_col_tiles(int n, F&& f) {
+  switch (ceil_div(n, 8)) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    default: return cudaErrorInvalidValue;
   }
 }
 
@@ -132,15 +283,22 @@ bool mla_few_supports(const MlaFewArgs& a) {
 
 cudaError_t launch_mla_few(const MlaFewArgs& a, MlaKernel kernel, cudaStream_t stream) {
   const PrologueArgs& p = a.prologue;
-  const auto heads = static_cast<unsigned>(p.heads), rows = static_cast<unsigned>(p.q.rows);
-  cudaError_t error = with_rows(p.format, [&](auto kv) {
-    return launch(absorb_kernel<decltype(kv)>, dim3(heads * kParts + rows), kThreads, 0, stream, p, static_cast<const bf16*>(a.uk),
-                  static_cast<bf16*>(a.attend.q.data), a.attend.q.stride);
+  const auto blocks = static_cast<unsigned>(p.heads * kParts), rows = static_cast<unsigned>(p.q.rows);
+  const auto *uk = static_cast<const bf16*>(a.uk), *uv = static_cast<const bf16*>(a.uv);
+  auto *absorbed = static_cast<bf16*>(a.attend.q.data), *context = static_cast<bf16*>(a.context.data);
+  return with_col_tiles(p.q.rows, [&](auto col_tiles) {
+    cudaError_t error = with_rows(p.format, [&](auto kv) {
+      using Kv = decltype(kv);
+      return rows == 1
+                 ? launch(absorb_one_kernel<Kv>, dim3(blocks + 1), kThreads, 0, stream, p, uk, absorbed)
+                 : launch(absorb_kernel<Kv, col_tiles.value>, dim3(blocks + rows), kThreads, 0, stream, p, uk, absorbed, a.attend.q.stride);
+    });
+    if (error == cudaSuccess) error = launch_mla_parts(a.attend, kernel, stream);
+    if (error != cudaSuccess) return error;
+    return rows == 1 ? launch(combine_uv_one_kernel, dim3(blocks), kThreads, 0, stream, a.attend, uv, context)
+                     : launch_clusters(combine_uv_kernel<col_tiles.value>, kParts, dim3(blocks), kThreads, 0, stream, a.attend, uv, context,
+                                       a.context.stride);
   });
-  if (error == cudaSuccess) error = launch_mla_parts(a.attend, kernel, stream);
-  if (error != cudaSuccess) return error;
-  return launch(combine_uv_kernel, dim3(heads * kParts, rows), kThreads, 0, stream, a.attend, static_cast<const bf16*>(a.uv),
-                static_cast<bf16*>(a.context.data), a.context.stride);
 }
 
 }  // namespace cachalot::cuda

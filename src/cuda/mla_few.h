@@ -5,7 +5,7 @@
 
 namespace cachalot::cuda {
 
-constexpr int kMlaFewRows = 4, kMlaValues = 512, kMlaFewHead = 128;  // rows at most; the latent; nope and values of a head
+constexpr int kMlaFewRows = 32, kMlaValues = 512, kMlaFewHead = 128;  // rows at most; the latent; nope and values of a head
 
 struct MlaFewArgs {
   PrologueArgs prologue;

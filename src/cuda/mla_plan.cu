@@ -5,7 +5,6 @@ namespace cachalot::cuda {
 namespace {
 
 // A block per (row, head): the parts weighted by their shares of the softmax's sum.
-constexpr int kMaxSplits = 64;
 __global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ AttendArgs a) {
   __shared__ float weights[kMaxSplits];
   pdl_trigger();

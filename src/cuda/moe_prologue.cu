@@ -92,18 +92,8 @@ bool moe_prologue_supports(const MoePrologueArgs& a) {
 }
 
 cudaError_t launch_moe_prologue(const MoePrologueArgs& args, cudaStream_t stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(kBlocks * args.residual.rows));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kBlocks, 1, 1};
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, moe_prologue_kernel, args);
+  return launch_clusters(moe_prologue_kernel, kBlocks, dim3(static_cast<unsigned>(kBlocks * args.residual.rows)), kThreads, 0, stream,
+                         args);
 }
 
 }  // namespace cachalot::cuda

@@ -7,7 +7,7 @@
 
 namespace cachalot::cuda {
 
-constexpr int kMoePrologueRows = 4;
+constexpr int kMoePrologueRows = 16;
 
 struct MoePrologueArgs {
   Mat residual, delta, y;  // f32, bf16, bf16: residual += delta; y = rmsnorm(residual)

@@ -249,6 +249,12 @@ void add_attention_cases(std::vector<OpCase>& cases) {
       cases.push_back(mla_absorbed_case(d, f, "short", {{1, 20}, {1, 1}}));
       cases.push_back(mla_absorbed_case(d, f, "more", {{1, 70}, {1, 33}, {3, 40}, {1, 90}}));
     }
+  for (const KvFormat f : {KvFormat::bf16, KvFormat::fp8})
+    for (const int rows : {8, 12, 19, 32}) {
+      std::vector<SequenceShape> sequences;
+      for (int i = 0; i < rows; ++i) sequences.push_back({1, i % 7 == 6 ? 0 : 40 + i * 97 % 300});  // every seventh is padding
+      cases.push_back(mla_absorbed_case(kDeepSeekMla, f, fmt::format("rows{}", rows), sequences));
+    }
 }
 
 }  // namespace cachalot::test

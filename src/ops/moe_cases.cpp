@@ -1,5 +1,7 @@
 // Cases of the router, of the mixture of experts and of sampling.
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "ops/case_support.h"
@@ -14,18 +16,23 @@ struct RouteShape {
   bool ties = false;  // logits from a few levels only
 };
 
-// Logits whose choice does not turn on rounding: rows are drawn again until RefOps chooses the same after small changes of them.
+// What RefOps chooses for one row of logits.
+std::vector<int> chosen(const RouteShape& s, std::vector<float> logits, std::span<const float> bias) {
+  static const auto ref = make_ref_ops();
+  std::vector<int> ids(static_cast<size_t>(s.router.top_k));
+  std::vector<float> weights(ids.size()), held(bias.begin(), bias.end());
+  ref->route(View::vector(logits.data(), DType::f32, s.router.n_experts),
+             held.empty() ? View{} : View::vector(held.data(), DType::f32, s.router.n_experts), s.router,
+             {View::vector(ids.data(), DType::i32, s.router.top_k), View::vector(weights.data(), DType::f32, s.router.top_k)});
+  return ids;
+}
+
+// Logits whose choice does not turn on rounding: rows are drawn again until the choice is the same after small changes of them.
 std::vector<float> settled_logits(CaseBuilder& b, const RouteShape& s, std::span<const float> bias, int rows) {
   const auto n = static_cast<size_t>(s.router.n_experts);
-  const auto ref = make_ref_ops();
   const auto choose = [&](std::vector<float> row, float change) {
     for (size_t i = 0; i < n; ++i) row[i] += (i * 2654435761u >> 7) % 2 == 0 ? change : -change;
-    std::vector<int> ids(static_cast<size_t>(s.router.top_k));
-    std::vector<float> weights(ids.size()), held(bias.begin(), bias.end());
-    ref->route(View::vector(row.data(), DType::f32, s.router.n_experts),
-               held.empty() ? View{} : View::vector(held.data(), DType::f32, s.router.n_experts), s.router,
-               {View::vector(ids.data(), DType::i32, s.router.top_k), View::vector(weights.data(), DType::f32, s.router.top_k)});
-    return ids;
+    return chosen(s, row, bias);
   };
   std::vector<float> logits;
   for (int t = 0; t < rows; ++t) {
@@ -62,7 +69,34 @@ OpCase route_case(const RouteShape& s, int rows) {
   return c;
 }
 
-// Router rows so large that no choice turns on how the normed row is rounded.
+// A residual stream whose choice does not turn on whether the router reads the normed row as it is or rounded to bf16: rows are drawn
+// again until it is the same.
+std::vector<float> settled_residual(CaseBuilder& b, const RouteShape& s, std::span<const float> delta, std::span<const float> norm,
+                                    std::span<const float> router, std::span<const float> bias) {
+  const size_t n = norm.size();
+  const auto choose = [&](const std::vector<float>& y) {
+    std::vector<float> logits;
+    for (size_t at = 0; at < router.size(); at += n)
+      logits.push_back(static_cast<float>(std::inner_product(y.begin(), y.end(), router.begin() + static_cast<ptrdiff_t>(at), 0.0)));
+    return chosen(s, logits, bias);
+  };
+  std::vector<float> residual;
+  for (size_t at = 0; at < delta.size(); at += n) {
+    std::vector<float> row;
+    for (int attempt = 0; attempt < 100; ++attempt) {
+      row = b.normals(n);
+      std::vector<float> exact(n), rough(n);
+      double squares = 0.0;
+      for (size_t i = 0; i < n; ++i) exact[i] = row[i] + delta[at + i], squares += static_cast<double>(exact[i]) * exact[i];
+      const auto factor = static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(n) + 1e-6));
+      for (size_t i = 0; i < n; ++i) exact[i] *= factor * norm[i], rough[i] = rounded(exact[i], DType::bf16);
+      if (choose(exact) == choose(rough)) break;
+    }
+    residual.insert(residual.end(), row.begin(), row.end());
+  }
+  return residual;
+}
+
 OpCase moe_prologue_case(const RouteShape& s, int hidden, int rows) {
   OpCase c{.name = fmt::format("route/moe_prologue/{}/top{}of{}/{}/T{}", s.label, s.router.top_k, s.router.n_experts, hidden, rows),
            .op = "route"};
@@ -70,10 +104,14 @@ OpCase moe_prologue_case(const RouteShape& s, int hidden, int rows) {
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
     CaseBuilder b(ops, rounding, name);
     const int n = s.router.n_experts, k = s.router.top_k;
-    const auto residual = b.f32(rows, hidden), delta = b.activations(rows, hidden), norm = b.f32(1, hidden),
-               y = b.unset(ops.activation(), rows, hidden);
+    const auto delta = b.activations(rows, hidden), norm = b.f32(1, hidden), y = b.unset(ops.activation(), rows, hidden);
     const auto bias = s.with_bias ? b.f32(1, n, 0.2f) : nullptr;
-    const auto router = std::make_shared<Linear>(b.weights({.format = Format::f32, .out = n, .in = hidden}));
+    const LinearSource source = random_source({.format = Format::f32, .out = n, .in = hidden}, b.next_seed());
+    const auto router = std::make_shared<Linear>(ops.pack({&source, 1}));
+    std::vector<float> router_rows(static_cast<size_t>(n) * static_cast<size_t>(hidden));
+    std::memcpy(router_rows.data(), source.matrices[0].data.data(), router_rows.size() * sizeof(float));
+    const auto residual = b.f32(
+        rows, hidden, settled_residual(b, s, delta->values(), norm->values(), router_rows, bias ? bias->values() : std::vector<float>{}));
     const auto ids = b.unset(DType::i32, rows, k), weights = b.unset(DType::f32, rows, k);
     b.output("residual", residual);
     b.output("y", y);
@@ -160,7 +198,7 @@ OpCase sample_case(int rows, int vocab) {
 }
 
 void add_route_cases(std::vector<OpCase>& cases) {
-  for (const int rows : {1, 3, 9}) {
+  for (const int rows : {1, 3, 9, 16, 25, 33}) {
     cases.push_back(moe_prologue_case({"softmax", {.n_experts = 8, .top_k = 2}}, 64, rows));
     cases.push_back(moe_prologue_case({"softmax", {.n_experts = 64, .top_k = 6}}, 2048, rows));
     cases.push_back(moe_prologue_case({"sigmoid_bias", {.n_experts = 60, .top_k = 4, .scoring = Scoring::sigmoid, .normalise = true}, true},
