@@ -101,8 +101,8 @@ CudaOps::CudaOps(const CudaOptions& options)
   most_shared_ = properties.sharedMemPerBlockOptin - 1024;  // what kernels declare statically comes on top
   CACHALOT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   if (options.activation == DType::bf16) cublas_ = CublasLt::load();
-  moe_barrier_ = device_memory(sizeof(unsigned long long));
-  CACHALOT_CUDA_CHECK(cudaMemset(moe_barrier_.get(), 0, sizeof(unsigned long long)));
+  moe_barrier_ = device_memory(2 * sizeof(unsigned long long));
+  CACHALOT_CUDA_CHECK(cudaMemset(moe_barrier_.get(), 0, 2 * sizeof(unsigned long long)));
 }
 
 CudaOps::~CudaOps() {

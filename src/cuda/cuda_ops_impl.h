@@ -160,7 +160,7 @@ class CudaOps final : public Ops {
   Arena arena_;
   UploadRing uploads_;
   Sampler sampler_;
-  Buffer moe_barrier_;  // of moe_one_kernel
+  Buffer moe_barrier_;  // of moe_one_kernel: the barrier, then the count of drawn tasks
 };
 
 // cudaMalloc, or an Error with what was asked for and what is there; and memory of the host that the device reads and writes by itself.

@@ -165,6 +165,7 @@ bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, Vi
   a.x = x.data;
   a.y = y.data;
   a.barrier = static_cast<unsigned long long*>(moe_barrier_.get());
+  a.drawn = reinterpret_cast<unsigned*>(a.barrier + 1);
   a.n_blocks = n_multiprocessors_;
   a.most_shared = most_shared_;
   if (!moe_one_supports(a)) return false;

@@ -2,8 +2,9 @@
 // multiprocessor for the whole layer. One warp asks for weights by bulk copies into a ring of stages, never stopping between the two
 // products: the shared expert's before the routing is known, the second product's while the first is still being summed up. Sixteen warps
 // multiply, each its own columns of every row tile, so that only the sums at the end of each product need the block to meet.
-//   first product: a task is 16 gate rows and the 16 up rows like them; silu(gate) * up times the routing weight goes to h in memory; all
+//   first product: a task is some gate rows and the up rows like them; silu(gate) * up times the routing weight goes to h in memory; all
 //   blocks meet; second product: y = [W_1 | W_2 | ... | W_shared] h, a row tile per block.
+// Multiprocessors do not read equally fast, so the last tasks of the first product go to the blocks that are first to ask for them.
 #include "cuda/moe_one.h"
 
 #include <algorithm>
@@ -13,12 +14,21 @@
 namespace cachalot::cuda {
 namespace {
 
+// Gate rows of a task, and as many up rows. Those of bf16 make up one row tile, those of records two.
+template <Tile kTile>
+constexpr int kTaskRows = Stage<kTile>::kRows ? 8 : 16;
+constexpr int kMostTasks = 64;
+
 // How the work is cut; the same on host and device.
 struct Shares {
-  int routed, tasks, chunks, inner_chunks, down_chunks, row_tiles;
-  __host__ __device__ explicit Shares(const MoeOneArgs& a)
-      : routed(a.top_k * (a.gate.out / 16)),
-        tasks(routed + a.shared_gate.out / 16),
+  int rows, routed, fixed, shared, most, chunks, inner_chunks, down_chunks, row_tiles;
+  __host__ __device__ Shares(const MoeOneArgs& a, int task_rows)
+      : rows(task_rows),
+        routed(a.top_k * (a.gate.out / rows)),
+        // Of the routed tasks, those that have a block from the start. Whole numbers are short of instructions: their blocks keep pace.
+        fixed(a.gate.tile == Tile::bf16 ? routed * 3 / 4 : routed),
+        shared(a.shared_gate.out / rows),
+        most((routed + shared) * 3 / (2 * a.n_blocks) + 2),  // tasks of a block
         chunks(a.gate.cols / kRecordCols),
         inner_chunks(a.down.cols / kRecordCols),
         down_chunks(a.top_k * inner_chunks + a.shared_down.cols / kRecordCols),
@@ -32,8 +42,8 @@ __host__ __device__ inline int vector_bytes(int chunks) {
 }
 template <Tile kTile>
 int fixed_bytes(const MoeOneArgs& a) {
-  const Shares s(a);
-  return std::max(vector_bytes<kTile>(s.chunks) + share_of(s.tasks, 0, a.n_blocks) * kRingWarps * 32 * 4,
+  const Shares s(a, kTaskRows<kTile>);
+  return std::max(vector_bytes<kTile>(s.chunks) + s.most * kRingWarps * 2 * s.rows * 4,
                   vector_bytes<kTile>(s.down_chunks) + share_of(s.row_tiles, 0, a.n_blocks) * kRingWarps * 16 * 4);
 }
 template <Tile kTile>
@@ -86,28 +96,30 @@ __device__ __forceinline__ void stage_vector(const void* from, int chunks, uint8
   }
 }
 
+// What both sides of the ring share besides its stages.
+struct Meeting {
+  uint64_t full[kMostStages], empty[kMostStages];
+  int task[kMostStages];  // of a stage of the first product; -1: the product is complete
+};
+
 template <Tile kTile>
-__device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Shares& shares, uint8_t* stages, int n_stages, uint64_t* full,
-                                                uint64_t* empty) {
+__device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Shares& shares, uint8_t* stages, int n_stages,
+                                                Meeting& meeting) {
   using S = Stage<kTile>;
   const int lane = static_cast<int>(threadIdx.x) & 31, block = static_cast<int>(blockIdx.x);
   Ring ring{0, n_stages};
-  // n chunks of the 16 rows of tile `tile`, from chunk `from` on.
-  const auto copy = [&](const uint8_t* matrix, int tile, int chunks, int from, int n, uint8_t* to, int pitch) {
-    if constexpr (S::kRows) {
-      if (lane < kRecordRows)
-        bulk_copy(to + lane * pitch, matrix + (static_cast<int64_t>(tile * kRecordRows + lane) * chunks + from) * S::kRecord,
-                  static_cast<uint32_t>(n * S::kRecord), &full[ring.stage]);
-    } else if (lane == 0) {
-      bulk_copy(to, matrix + (static_cast<int64_t>(tile) * chunks + from) * S::kRecord, static_cast<uint32_t>(n * S::kRecord),
-                &full[ring.stage]);
+  const auto begin = [&](int records, int task) {
+    barrier_wait(&meeting.empty[ring.stage], ring.round ^ 1u);
+    if (lane == 0) {
+      meeting.task[ring.stage] = task;
+      barrier_expect(&meeting.full[ring.stage], static_cast<uint32_t>(records * (S::kRows ? kRecordRows : 1) * S::kRecord));
     }
-  };
-  const auto begin = [&](int records) {
-    barrier_wait(&empty[ring.stage], ring.round ^ 1u);
-    if (lane == 0) barrier_expect(&full[ring.stage], static_cast<uint32_t>(records * (S::kRows ? kRecordRows : 1) * S::kRecord));
     __syncwarp();
     return stages + ring.stage * S::kBytes;
+  };
+  // n chunks of a row from `from`, or of a row tile.
+  const auto copy = [&](const uint8_t* from, int n, uint8_t* to) {
+    bulk_copy(to, from, static_cast<uint32_t>(n * S::kRecord), &meeting.full[ring.stage]);
   };
   int id = -1;
   bool known = false;
@@ -118,33 +130,56 @@ __device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Share
     known = true;
   };
   const auto expert = [&](int slot) { return max(__shfl_sync(~0u, id, slot), 0); };
-  const int tiles = a.gate.out / 16, shared_chunks = a.shared_down.cols / kRecordCols;
-  for (int n = block + (share_of(shares.tasks, block, a.n_blocks) - 1) * a.n_blocks; n >= 0; n -= a.n_blocks) {
+  const int tiles = a.gate.out / shares.rows, shared_chunks = a.shared_down.cols / kRecordCols;
+  const int n_shared = share_of(shares.shared, block, a.n_blocks), n_fixed = share_of(shares.fixed, block, a.n_blocks);
+  unsigned drawn = 0;
+  const auto draw = [&] {
+    if (lane == 0) drawn = atomicAdd(a.drawn, 1u);
+  };
+  for (int i = 0;; ++i) {
     const uint8_t *gate = a.shared_gate.data, *up = a.shared_up;
-    int tile = n - shares.routed;
-    if (n < shares.routed) {
+    int task = block + i * a.n_blocks, tile = task;
+    if (i < n_shared) {
+      task += shares.routed;
+    } else {
       know();
-      const int64_t matrix = (a.first_gate + expert(n / tiles)) * a.gate.matrix_bytes;
-      gate = a.gate.data + matrix, up = a.up + matrix, tile = n % tiles;
+      task -= n_shared * a.n_blocks;
+      if (i >= n_shared + n_fixed) {
+        if (shares.fixed == shares.routed || i == shares.most) break;
+        if (i == n_shared) draw();
+        task = shares.fixed + static_cast<int>(__shfl_sync(~0u, drawn, 0));
+        if (task >= shares.routed) break;
+      }
+      const int64_t matrix = (a.first_gate + expert(task / tiles)) * a.gate.matrix_bytes;
+      gate = a.gate.data + matrix, up = a.up + matrix, tile = task % tiles;
+      if (i + 1 >= n_shared + n_fixed && i + 1 < shares.most && shares.fixed < shares.routed) draw();  // there when it is needed
     }
-    for (int chunk = 0; chunk < shares.chunks; chunk += S::kChunks) {
-      const int some = min(S::kChunks, shares.chunks - chunk);
-      uint8_t* to = begin(2 * some);
-      copy(gate, tile, shares.chunks, chunk, some, to, S::kHalfPitch);
-      copy(up, tile, shares.chunks, chunk, some, to + S::kHalf, S::kHalfPitch);
+    constexpr int kChunks = S::kRows ? 2 * S::kChunks : S::kChunks;
+    for (int chunk = 0; chunk < shares.chunks; chunk += kChunks) {
+      const int some = min(kChunks, shares.chunks - chunk);
+      uint8_t* to = begin(S::kRows ? some : 2 * some, task);
+      if constexpr (S::kRows) {
+        if (lane < kRecordRows) {
+          const uint8_t* from = lane < 8 ? gate : up;
+          copy(from + (static_cast<int64_t>(tile * 8 + (lane & 7)) * shares.chunks + chunk) * S::kRecord, some, to + lane * S::kWholePitch);
+        }
+      } else if (lane < 2) {
+        copy((lane == 0 ? gate : up) + (static_cast<int64_t>(tile) * shares.chunks + chunk) * S::kRecord, some, to + lane * S::kHalf);
+      }
       ring.next();
     }
-    if (n >= shares.routed && n - a.n_blocks < shares.routed && lane == 0)  // while there is nothing else to ask for
+    if (i + 1 == n_shared && lane == 0)  // while there is nothing else to ask for
       for (int t = block; t < shares.row_tiles; t += a.n_blocks) {
         const int bytes = shared_chunks * S::kRecord * (S::kRows ? kRecordRows : 1);
         prefetch_l2(a.shared_down.data + static_cast<int64_t>(t) * bytes, static_cast<uint32_t>(bytes));
       }
   }
-  know();
+  begin(0, -1);
+  ring.next();
   for (int t = block; t < shares.row_tiles; t += a.n_blocks) {
     for (int chunk = 0; chunk < shares.down_chunks;) {
       const int some = min(2 * S::kChunks, shares.down_chunks - chunk);
-      uint8_t* to = begin(some);
+      uint8_t* to = begin(some, 0);
       for (const int end = chunk + some; chunk < end;) {
         const int slot = chunk / shares.inner_chunks;
         const bool routed = slot < a.top_k;
@@ -152,7 +187,13 @@ __device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Share
         const int n = min(end, first + width) - chunk;
         const uint8_t* matrix = a.shared_down.data;
         if (routed) matrix = a.down.data + (a.first_down + expert(slot)) * a.down.matrix_bytes;
-        copy(matrix, t, width, chunk - first, n, to, S::kWholePitch);
+        if constexpr (S::kRows) {
+          if (lane < kRecordRows)
+            copy(matrix + (static_cast<int64_t>(t * kRecordRows + lane) * width + chunk - first) * S::kRecord, n,
+                 to + lane * S::kWholePitch);
+        } else if (lane == 0) {
+          copy(matrix + (static_cast<int64_t>(t) * width + chunk - first) * S::kRecord, n, to);
+        }
         to += n * S::kRecord, chunk += n;
       }
       ring.next();
@@ -162,18 +203,21 @@ __device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Share
 
 template <Tile kTile>
 __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shares, const uint8_t* stages, int n_stages, uint8_t* rest,
-                                         uint64_t* full, uint64_t* empty) {
+                                         Meeting& meeting) {
   using S = Stage<kTile>;
+  constexpr int kRows = kTaskRows<kTile>;
+  __shared__ int tasks[kMostTasks];
+  __shared__ float weights[32];  // of the chosen experts
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3,
             block = static_cast<int>(blockIdx.x);
   Ring ring{0, n_stages};
   const auto take = [&] {
-    barrier_wait(&full[ring.stage], ring.round);
+    barrier_wait(&meeting.full[ring.stage], ring.round);
     return stages + ring.stage * S::kBytes;
   };
   const auto release = [&] {
     __syncwarp();
-    if (lane == 0) barrier_arrive(&empty[ring.stage]);
+    if (lane == 0) barrier_arrive(&meeting.empty[ring.stage]);
     ring.next();
   };
   float2* groups = nullptr;
@@ -186,45 +230,53 @@ __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shar
   place(shares.chunks);
   pdl_wait();
   stage_vector<kTile>(a.x, shares.chunks, rest, groups, thread);
-  // The task and row whose sums this thread will add.
-  const int n_tasks = share_of(shares.tasks, block, a.n_blocks), tiles = a.gate.out / 16;
-  const auto task = [&](int j) { return block + (n_tasks - 1 - j) * a.n_blocks; };
-  float weight = 1.0f;
-  if (thread < n_tasks * 16 && task(thread >> 4) < shares.routed) {
-    const int slot = task(thread >> 4) / tiles;
-    weight = a.ids[slot] < 0 ? 0.0f : a.weights[slot];
-  }
+  if (thread < a.top_k) weights[thread] = a.ids[thread] < 0 ? 0.0f : a.weights[thread];
   meet_consumers();
-  for (int j = 0; j < n_tasks; ++j) {
-    float acc[2][2] = {};
-    for (int chunk = 0; chunk < shares.chunks; chunk += S::kChunks) {
-      const uint8_t* stage = take();
+  int n_tasks = 0;
+  for (;; ++n_tasks) {
+    const uint8_t* stage = take();
+    const int task = meeting.task[ring.stage];
+    if (task < 0) break;
+    float gate[2] = {}, up[2] = {};  // of rows: 16 of each; in bf16 8 gate rows, then 8 up rows
+    for (int chunk = 0;;) {
 #pragma unroll
-      for (int i = 0; i < S::kChunks / kRingWarps; ++i) {
+      for (int i = 0; i < 2 * S::kChunks / kRingWarps / (S::kRows ? 1 : 2); ++i) {
         const int mine = i * kRingWarps + warp, at = chunk + mine;
         if (at >= shares.chunks) break;
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          multiply_record<kTile>(stage_record<kTile>(stage + half * S::kHalf + mine * S::kRecord, S::kHalfPitch, lane), rest, groups, at,
-                                 lane, acc[half]);
+        if constexpr (S::kRows) {
+          multiply_record<kTile>(stage_record<kTile>(stage + mine * S::kRecord, S::kWholePitch, lane), rest, groups, at, lane, gate);
+        } else {
+          multiply_record<kTile>(stage_record<kTile>(stage + mine * S::kRecord, 0, lane), rest, groups, at, lane, gate);
+          multiply_record<kTile>(stage_record<kTile>(stage + S::kHalf + mine * S::kRecord, 0, lane), rest, groups, at, lane, up);
+        }
       }
       release();
+      chunk += S::kRows ? 2 * S::kChunks : S::kChunks;
+      if (chunk >= shares.chunks) break;
+      stage = take();
     }
-    if (c < 2) {
-      float* to = reduce + (j * kRingWarps + warp) * 32 + c * 16 + g;
-      to[0] = c == 0 ? acc[0][0] : acc[1][0], to[8] = c == 0 ? acc[0][1] : acc[1][1];
+    if (thread == 0) tasks[n_tasks] = task;
+    if (c < (S::kRows ? 1 : 2)) {
+      float* to = reduce + (n_tasks * kRingWarps + warp) * 2 * kRows + c * 16 + g;
+      to[0] = c == 0 ? gate[0] : up[0], to[8] = c == 0 ? gate[1] : up[1];
     }
   }
+  release();
   meet_consumers();
-  if (thread < n_tasks * 16) {
-    const int j = thread >> 4, r = thread & 15, n = task(j);
+  if (thread < n_tasks * kRows) {
+    const int j = thread / kRows, r = thread % kRows, task = tasks[j];
     float gate = 0.0f, up = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kRingWarps; ++w) gate += reduce[(j * kRingWarps + w) * 32 + r], up += reduce[(j * kRingWarps + w) * 32 + 16 + r];
+    for (int w = 0; w < kRingWarps; ++w) {
+      const float* from = reduce + (j * kRingWarps + w) * 2 * kRows + r;
+      gate += from[0], up += from[kRows];
+    }
+    const float weight = task < shares.routed ? weights[task / (a.gate.out / kRows)] : 1.0f;
     const float v = gate / (1.0f + __expf(-gate)) * up;
-    static_cast<bf16*>(a.h)[n * 16 + r] = from_f32<bf16>(weight != 0.0f ? v * weight : 0.0f);
+    static_cast<bf16*>(a.h)[task * kRows + r] = from_f32<bf16>(weight != 0.0f ? v * weight : 0.0f);
   }
-  meet_blocks(a.barrier, a.n_blocks);  // every block's part of h is there
+  meet_blocks(a.barrier, a.n_blocks);  // every block's part of h is there, and no block draws any more
+  if (block == 0 && thread == 0) *a.drawn = 0;
 
   place(shares.down_chunks);
   stage_vector<kTile>(a.h, shares.down_chunks, rest, groups, thread);
@@ -263,18 +315,18 @@ template <Tile kTile>
 __global__ __launch_bounds__(kRingThreads, 1) void moe_one_kernel(const __grid_constant__ MoeOneArgs a, int n_stages) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  __shared__ Meeting meeting;
   pdl_trigger();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < n_stages; ++i) barrier_init(&full[i], 1), barrier_init(&empty[i], kRingWarps);
+    for (int i = 0; i < n_stages; ++i) barrier_init(&meeting.full[i], 1), barrier_init(&meeting.empty[i], kRingWarps);
     fence_async_proxy();
   }
   __syncthreads();
-  const Shares shares(a);
+  const Shares shares(a, kTaskRows<kTile>);
   if (threadIdx.x >= kRingWarps * 32)
-    ask_for_weights<kTile>(a, shares, shared, n_stages, full, empty);
+    ask_for_weights<kTile>(a, shares, shared, n_stages, meeting);
   else
-    multiply<kTile>(a, shares, shared, n_stages, shared + n_stages * Stage<kTile>::kBytes, full, empty);
+    multiply<kTile>(a, shares, shared, n_stages, shared + n_stages * Stage<kTile>::kBytes, meeting);
 #endif
 }
 
@@ -291,9 +343,10 @@ bool moe_one_supports(const MoeOneArgs& a) {
   if (a.shared_gate.data != nullptr && (!whole(a.shared_gate) || !whole(a.shared_down) || a.shared_gate.cols != a.gate.cols ||
                                         a.shared_down.cols != a.shared_gate.out || a.shared_down.out != a.down.out))
     return false;
-  const Shares s(a);
-  if (share_of(s.tasks, 0, a.n_blocks) > 2 * kRingWarps) return false;  // a thread per row of them
-  return with_form(a.gate.tile, [&](auto tile) { return stages_for<tile.value>(a) >= 2; });
+  return with_form(a.gate.tile, [&](auto tile) {
+    const Shares s(a, kTaskRows<tile.value>);
+    return s.most <= kMostTasks && s.most * s.rows <= kRingWarps * 32 && stages_for<tile.value>(a) >= 2;  // a thread per row of them
+  });
 }
 
 cudaError_t launch_moe_one(const MoeOneArgs& a, cudaStream_t stream) {

@@ -21,6 +21,7 @@ struct MoeOneArgs {
   void* h = nullptr;                      // bf16 [top_k * inner + shared inner]: scratch
   void* y = nullptr;                      // bf16 [down.out]
   unsigned long long* barrier = nullptr;  // counts the blocks of all launches that have finished their part of h
+  unsigned* drawn = nullptr;              // 0 between launches: the tasks that blocks have drawn
   int n_blocks = 0;                       // as many as the device has multiprocessors: all must run at once
   size_t most_shared = 0;                 // shared memory that a block may have
 };

@@ -16,7 +16,7 @@ constexpr int kRingWarps = 16, kRingThreads = kRingWarps * 32 + 32, kMostStages 
 template <Tile kTile>
 struct Stage {
   static constexpr bool kRows = kTile == Tile::bf16;
-  static constexpr int kChunks = kRows || tile_info(kTile).code_bits == 8 ? 16 : 32;
+  static constexpr int kChunks = kRows ? 8 : tile_info(kTile).code_bits == 8 ? 16 : 32;
   static constexpr int kRecord = kRows ? kRecordCols * 2 : tile_info(kTile).bytes;
   static constexpr int kHalfPitch = kChunks * kRecord + 64, kWholePitch = 2 * kChunks * kRecord + 64;  // of rows
   static constexpr int kHalf = kRows ? kRecordRows * kHalfPitch : kChunks * kRecord;
