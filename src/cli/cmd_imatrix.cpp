@@ -11,6 +11,7 @@
 #include "cli/process.h"
 #include "cli/read_file.h"
 #include "cli/run_flags.h"
+#include "ops/staged_ops.h"
 #include "quant/imatrix_gather.h"
 
 namespace cachalot {
@@ -19,7 +20,7 @@ namespace {
 constexpr size_t kMaxText = 1u << 30;  // bytes
 
 struct ImatrixFlags {
-  std::string model, out, format = "auto", tokenizer;
+  std::string model, out, format = "auto", tokenizer, device = "cpu";
   std::vector<std::string> files, merged;
   int threads = 0, window = 512, windows = 0;
   bool head = false, no_bos = false, force = false, quiet = false;
@@ -34,7 +35,9 @@ void gather(const ImatrixFlags& flags, ImportanceMatrix& sum) {
   const auto checkpoint = Checkpoint::open(flags.model);
   const Config config = read_config(*checkpoint);
   const Tokenizer tokenizer = flags.tokenizer.empty() ? tokenizer_of(*checkpoint, config.eos_ids) : load_tokenizer(flags.tokenizer);
-  const auto ops = make_ops("cpu", {.n_threads = flags.threads});
+  const auto device = make_ops(flags.device, {.n_threads = flags.threads, .f32 = true});
+  const auto staged = device->host_memory() ? nullptr : make_staged_ops(*device);
+  Ops& ops = staged ? *staged : *device;
   const bool live = !flags.quiet && stderr_is_terminal();
   for (const std::string& file : flags.files) {
     GatherOptions options{.window = flags.window, .max_windows = flags.windows, .head = flags.head};
@@ -43,7 +46,7 @@ void gather(const ImatrixFlags& flags, ImportanceMatrix& sum) {
     // llama-imatrix tokenizes with BOS, which the first window then holds by itself.
     std::vector<int> tokens = tokenizer.encode(read_input_file(file, kMaxText));
     if (options.bos_id >= 0) tokens.insert(tokens.begin(), options.bos_id);
-    ImportanceMatrix one = gather_importance(*checkpoint, config, *ops, tokens, options);
+    ImportanceMatrix one = gather_importance(*checkpoint, config, ops, tokens, options);
     one.datasets = {file};
     if (live) fmt::print(stderr, "\r\x1b[K");
     sum.add(one);
@@ -96,6 +99,9 @@ void add_imatrix_command(CLI::App& app, Context& context) {
   command->add_flag("--process-output", flags->head, "Gather for output.weight too");
   command->add_flag("--no-bos", flags->no_bos, "Do not put BOS at the start of windows");
   command->add_option("--tokenizer", flags->tokenizer, "In place of the model's own")->type_name("PATH");
+  command->add_option("--device", flags->device, "Where the model runs: cpu, cuda, cuda:N (in f32), or ref")
+      ->type_name("NAME")
+      ->default_str(flags->device);
   command->add_option("-t,--threads", flags->threads, "Threads; 0: one per core")
       ->type_name("N")
       ->check(number_between(0, 4096))

@@ -4,6 +4,7 @@
 
 #include "ops/ref_ops.h"
 #include "ops/staged_ops.h"
+#include "quant/imatrix_gather.h"
 #include "quant/quantize_model.h"
 #include "support/golden.h"
 #include "support/support.h"
@@ -58,6 +59,10 @@ class FarOps final : public RefOps {
     const Open open(*this, {x, h});
     RefOps::linear_swiglu(x, gate_up, h);
   }
+  void head_linear(View x, const Linear& w, View y) override {
+    const Open open(*this, {x, y});
+    RefOps::head_linear(x, w, y);
+  }
   void rope(View qk, View pos, const Rope& rope) override {
     const Open open(*this, {qk, pos, rope.cos_sin});
     RefOps::rope(qk, pos, rope);
@@ -77,6 +82,14 @@ class FarOps final : public RefOps {
   void attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) override {
     const Open open(*this, {attn.batch->q_start, attn.batch->kv_len, attn.batch->block_table, q, out});
     RefOps::attend_expanded(attn, dims, q, kv_b, out);
+  }
+  void gather_rows(View x, View ids, View y) override {
+    const Open open(*this, {x, ids, y});
+    RefOps::gather_rows(x, ids, y);
+  }
+  void scatter_add_rows(View x, View ids, View weights, View y) override {
+    const Open open(*this, {x, ids, weights, y});
+    RefOps::scatter_add_rows(x, ids, weights, y);
   }
   void route(View logits, View bias, const Router& router, const Routing& out) override {
     const Open open(*this, {logits, bias, out.ids, out.weights});
@@ -160,6 +173,25 @@ TEST_P(FarDevice, GivesTheSameReport) {
       EXPECT_DOUBLE_EQ(got.matrices[i].error, want.matrices[i].error) << want.matrices[i].name;
     EXPECT_GT(want.domains.back().divergence.kl, 0.0);
     EXPECT_DOUBLE_EQ(got.domains.back().divergence.kl, want.domains.back().divergence.kl);
+  }
+  EXPECT_GT(far.n_calls, 100);
+}
+
+TEST_P(FarDevice, GathersTheSameImportance) {
+  const auto model = testdata("golden/" + GetParam());
+  const auto checkpoint = Checkpoint::open(model);
+  const Config config = read_config(*checkpoint);
+  const std::vector<int> ids = read_golden(model).input_ids;
+  const auto near = make_ref_ops();
+  FarOps far;
+  const auto staged = make_staged_ops(far);
+  const GatherOptions options{.window = 24, .head = true};
+  const ImportanceMatrix want = gather_importance(*checkpoint, config, *near, ids, options),
+                         got = gather_importance(*checkpoint, config, *staged, ids, options);
+  ASSERT_EQ(got.entries.size(), want.entries.size());
+  for (const auto& [name, entry] : want.entries) {
+    EXPECT_EQ(got.entries.at(name).sums, entry.sums) << name;
+    EXPECT_EQ(got.entries.at(name).counts, entry.counts) << name;
   }
   EXPECT_GT(far.n_calls, 100);
 }
