@@ -21,11 +21,11 @@ int64_t process_status(std::string_view key) {
   return 0;
 }
 
-// Pages of the file that this layer was read from may go; they come back when they are read again. The advice does no harm elsewhere.
-void page_out(const Checkpoint& base, const std::string& prefix) {
+// Pages of a file that holds this layer may go; they come back when they are read again. The advice does no harm elsewhere.
+void page_out(const Checkpoint& file, const std::string& prefix) {
 #ifdef MADV_PAGEOUT
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  for (const TensorInfo& tensor : base.tensors()) {
+  for (const TensorInfo& tensor : file.tensors()) {
     // Hugging Face names have "layers.3.", GGUF's "blk.3.".
     const std::string number = prefix.substr(4);
     if (!tensor.name.starts_with(prefix) && tensor.name.find("layers." + number) == std::string::npos) continue;
@@ -34,7 +34,7 @@ void page_out(const Checkpoint& base, const std::string& prefix) {
     if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_PAGEOUT);
   }
 #else
-  (void)base, (void)prefix;
+  (void)file, (void)prefix;
 #endif
 }
 
@@ -153,6 +153,7 @@ QuantizeReport quantize_model(LayerQuantizer& quantizer, const Checkpoint& base,
     report.peak_anonymous_bytes = std::max(report.peak_anonymous_bytes, process_status("RssAnon:"));
     if (!options.keep) quantizer.drop_layer(l);
     page_out(base, "blk." + std::to_string(l) + ".");
+    if (options.written) page_out(options.written(), "blk." + std::to_string(l) + ".");
     report.layer_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
   if (options.progress) options.progress(config.n_layers, config.n_layers, "measuring");
