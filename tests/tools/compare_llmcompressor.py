@@ -18,9 +18,12 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset
 from llmcompressor import oneshot
-from llmcompressor.modifiers.awq import AWQModifier
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+if not torch.cuda.is_available():
+    torch.Tensor.pin_memory = lambda self: self  # a build of torch with CUDA has none without a driver
 
 
 def tokenizer_of_gguf(path):
@@ -69,9 +72,10 @@ def windows(tokenizer, texts, tokens, length):
 def quantize_theirs(args, original, data, method, out):
     weights = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=args.group)
     scheme = {"config_groups": {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}, "ignore": ["lm_head"]}
-    kinds = {"rtn": QuantizationModifier, "gptq": GPTQModifier, "awq": AWQModifier}
+    rounding = QuantizationModifier(**scheme)
+    recipe = {"rtn": [rounding], "gptq": [GPTQModifier(**scheme)], "awq": [AWQModifier(), rounding]}[method]
     model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
-    oneshot(model=model, dataset=data, recipe=kinds[method](**scheme), max_seq_length=args.window, num_calibration_samples=len(data),
+    oneshot(model=model, dataset=data, recipe=recipe, max_seq_length=args.window, num_calibration_samples=len(data),
             output_dir=str(out))
     AutoTokenizer.from_pretrained(original).save_pretrained(out)
 
