@@ -172,13 +172,13 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
 // A cluster of kParts blocks per head. A block takes 64 numbers of the latent: their sums over the parts of the context, weighted by the
 // parts' shares of the softmax's sum, times these columns of W_UV, a warp per 16 outputs. Then each block adds up its peers' products for
 // 16 outputs.
-constexpr int kUvCols = kMlaV / kParts, kLoads = kMaxSplits / kInFlight;
+constexpr int kUvCols = kMlaV / kParts;
 static_assert(kUvCols == kRecordCols && kUvRows == 16 && kWarps == kParts);
 template <int kColTiles>
 __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_constant__ AttendArgs a, const bf16* uv, bf16* context,
                                                               int64_t stride) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int kCols = kColTiles * 8, kPitch = kUvCols + 32;
+  constexpr int kCols = kColTiles * 8, kPitch = kUvCols + 32, kLoads = kMaxSplits / kInFlight;
   __shared__ __align__(16) bf16 sums[kCols][kPitch];
   __shared__ float products[kParts][kCols][kUvRows];
   pdl_trigger();

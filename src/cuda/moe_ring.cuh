@@ -1,6 +1,6 @@
-// What the kernels of few rows of experts share: one block per multiprocessor, one warp of which asks for weights by bulk copies into a
-// ring of stages while the other sixteen multiply. Codes of 4 bits meet x as whole numbers of 16 bits in two bytes, on the integer tensor
-// cores: turning codes into bf16 takes 28 instructions per record and lane of a kind that starts every second clock, this takes 8.
+// The ring of weights of moe_one.cu and its arithmetic: one block per multiprocessor, one warp of which asks for weights by bulk copies
+// into a ring of stages while the other sixteen multiply. Codes of 4 bits meet x as whole numbers of 16 bits in two bytes, on the integer
+// tensor cores: turning codes into bf16 takes 28 instructions per record and lane of a kind that starts every second clock, this takes 8.
 #pragma once
 
 #include <type_traits>
@@ -44,7 +44,6 @@ __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kRingWarps * 32) : "memory"); }
-__device__ __forceinline__ void meet_all() { asm volatile("bar.sync 2, %0;" ::"n"(kRingThreads) : "memory"); }
 
 template <Tile kTile>
 __device__ __forceinline__ Frag<kTile> stage_record(const uint8_t* from, int pitch, int lane) {
