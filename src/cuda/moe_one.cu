@@ -8,6 +8,7 @@
 #include "cuda/moe_one.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/moe_ring.cuh"
 
@@ -332,7 +333,12 @@ __global__ __launch_bounds__(kRingThreads, 1) void moe_one_kernel(const __grid_c
 
 template <typename F>
 bool with_form(Tile tile, F&& f) {
-  return tile == Tile::bf16 ? f(std::integral_constant<Tile, Tile::bf16>{}) : with_whole_form(tile, f);
+  switch (tile) {
+    case Tile::q4g32: return f(std::integral_constant<Tile, Tile::q4g32>{});
+    case Tile::q4g64: return f(std::integral_constant<Tile, Tile::q4g64>{});
+    case Tile::bf16: return f(std::integral_constant<Tile, Tile::bf16>{});
+    default: return false;
+  }
 }
 
 }  // namespace

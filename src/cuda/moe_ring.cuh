@@ -3,16 +3,14 @@
 // tensor cores: turning codes into bf16 takes 28 instructions per record and lane of a kind that starts every second clock, this takes 8.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/formats.cuh"
 
 namespace cachalot::cuda {
 
 constexpr int kRingWarps = 16, kRingThreads = kRingWarps * 32 + 32, kMostStages = 8;
 
-// A stage holds kChunks chunks of 64 columns of gate rows and as many of up rows, or 2 kChunks chunks of down rows. Rows of bf16 lie
-// apart by a pitch that lets 8 lanes read two rows without conflicts.
+// A stage of records holds kChunks chunks of 64 columns of gate rows and as many of up rows, or 2 kChunks chunks of down rows; one of bf16
+// 2 kChunks chunks of 16 rows, whose pitch lets 8 lanes read two rows without conflicts.
 template <Tile kTile>
 struct Stage {
   static constexpr bool kRows = kTile == Tile::bf16;
@@ -169,15 +167,5 @@ __device__ __forceinline__ void meet_blocks(unsigned long long* barrier, int n_b
   meet_consumers();
 }
 #endif
-
-// Calls f with the form, where codes meet x as whole numbers.
-template <typename F>
-bool with_whole_form(Tile tile, F&& f) {
-  switch (tile) {
-    case Tile::q4g32: return f(std::integral_constant<Tile, Tile::q4g32>{});
-    case Tile::q4g64: return f(std::integral_constant<Tile, Tile::q4g64>{});
-    default: return false;
-  }
-}
 
 }  // namespace cachalot::cuda
