@@ -5,6 +5,6 @@
 
 namespace cachalot::cpu {
 
-constinit const WideKernels kAvx512VnniKernels = make_wide_kernels();
+constinit const WideKernels kAvx512VnniKernels = make_wide_kernels<OpensInRegisters>();
 
 }  // namespace cachalot::cpu

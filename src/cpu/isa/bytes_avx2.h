@@ -13,6 +13,8 @@ inline I shl16(I a, int n) { return _mm256_slli_epi16(a, n); }
 inline I look_up_bytes(const uint8_t* table, I index) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
 }
+inline I load_words(const int16_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store_words(int16_t* p, I a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
 inline I two_words(const uint8_t* p) {
   int32_t two;
   __builtin_memcpy(&two, p, sizeof two);

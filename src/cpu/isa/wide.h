@@ -159,25 +159,20 @@ inline void quantise_row(const float* x, int n, ActivationChunk* chunks, float* 
 }
 
 template <Codec C>
-constexpr void fill_wide(WideKernels& k) {
-  k.product[static_cast<int>(C)] = wide_product<C>;
+struct OpensInRegisters {
+  static void product(const WideRows& w, const WideProduct& p) { wide_product<C>(w, p); }
+};
+template <template <Codec> class P, Codec... kCodecs>
+constexpr void fill_products(WideKernels& k) {
+  ((k.product[static_cast<int>(kCodecs)] = P<kCodecs>::product), ...);
 }
+// P<C>::product multiplies weights of C.
+template <template <Codec> class P>
 constexpr WideKernels make_wide_kernels() {
   WideKernels k;
   k.quantise = quantise_row;
-  fill_wide<Codec::q4_0>(k);
-  fill_wide<Codec::q4_1>(k);
-  fill_wide<Codec::q5_0>(k);
-  fill_wide<Codec::q5_1>(k);
-  fill_wide<Codec::q8_0>(k);
-  fill_wide<Codec::q4_k>(k);
-  fill_wide<Codec::q5_k>(k);
-  fill_wide<Codec::q6_k>(k);
-  fill_wide<Codec::iq4_nl>(k);
-  fill_wide<Codec::iq4_xs>(k);
-  fill_wide<Codec::mxfp4>(k);
-  fill_wide<Codec::int4>(k);
-  fill_wide<Codec::int8>(k);
+  fill_products<P, Codec::q4_0, Codec::q4_1, Codec::q5_0, Codec::q5_1, Codec::q8_0, Codec::q4_k, Codec::q5_k, Codec::q6_k, Codec::iq4_nl,
+                Codec::iq4_xs, Codec::mxfp4, Codec::int4, Codec::int8>(k);
   return k;
 }
 
