@@ -20,6 +20,8 @@ inline I two_words(const uint8_t* p) {
   __builtin_memcpy(&two, p, sizeof two);
   return iset1(two);
 }
+// A sum up to here. GCC would reorder such sums, and for that keep all products in memory until the end.
+inline void keep_here(I& sum) { __asm__("" : "+x"(sum)); }
 // dot[t] = start[t] + the exact products of N steps of codes with x[t]'s activations from step `first` on.
 template <int N, int T>
 inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first, const I* start, I* dot) {
@@ -32,6 +34,7 @@ inline void dot_steps(const I* codes, const ActivationChunk* const* x, int first
       const uint8_t* const q = x[t]->q + 8 * (first + s);
       const I sum = iadd(_mm256_madd_epi16(even, two_words(q)), _mm256_madd_epi16(odd, two_words(q + 4)));
       dot[t] = iadd(dot[t], sum);
+      keep_here(dot[t]);
     }
   }
 }

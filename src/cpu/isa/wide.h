@@ -46,51 +46,61 @@ inline void add_chunk(const WideCodec<C>& codec, int c, const ActivationChunk* c
   }
 }
 
+// A group of 16 rows times T tokens. All its registers of rows pass together, so that memory works while they are computed.
 template <Codec C, int T>
 inline void wide_tile(const WideRows& w, const WideProduct& p, int row, int t0, bool asks) {
   using D = WideCodec<C>;
+  constexpr int kVectors = kWideRows / kWidth;
   const int unit_chunks = D::kChunks > 0 ? D::kChunks : w.unit_elems / kChunk;
   const int64_t n_chunks = static_cast<int64_t>(w.n_units) * unit_chunks, chunk_bytes = w.unit_bytes / unit_chunks;
   const uint8_t* unit = w.data + static_cast<int64_t>(row / kWideRows) * w.n_units * w.unit_bytes;
-  const int lane = row % kWideRows;
   const ActivationChunk* x[T];
-  F total[T], part[T];
+  F total[kVectors][T], part[kVectors][T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     x[t] = p.x[t0 + t].chunks;
-    total[t] = part[t] = zero();
+    for (int v = 0; v < kVectors; ++v) total[v][t] = part[v][t] = zero();
   }
-  const auto add_next = [&](const D& codec, int c, int64_t chunk) __attribute__((always_inline)) {
-    if (asks) ask_ahead(unit + c * chunk_bytes, chunk_bytes);
+  const auto add_next = [&](int v, const D& codec, int c, int64_t chunk) __attribute__((always_inline)) {
+    if (asks && v == 0) ask_ahead(unit + c * chunk_bytes, chunk_bytes);
     const ActivationChunk* at[T];
     for (int t = 0; t < T; ++t) at[t] = x[t] + chunk;
-    add_chunk<C, T>(codec, c, at, part);
+    add_chunk<C, T>(codec, c, at, part[v]);
   };
   const auto close = [&](int64_t group) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-      total[t] = fma(part[t], set1(p.x[t0 + t].scale[group]), total[t]);
-      part[t] = zero();
+      const F scale = set1(p.x[t0 + t].scale[group]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        total[v][t] = fma(part[v][t], scale, total[v][t]);
+        part[v][t] = zero();
+      }
     }
   };
   int64_t chunk = 0;
   if constexpr (D::kChunks == 1) {
     for (int64_t group = 0; chunk < n_chunks; ++group) {
       const int64_t end = n_chunks - chunk < kScaleChunks ? n_chunks : chunk + kScaleChunks;
-      for (; chunk < end; ++chunk, unit += w.unit_bytes) add_next(D(Unit{unit, lane}), 0, chunk);
+      for (; chunk < end; ++chunk, unit += w.unit_bytes)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) add_next(v, D(Unit{unit, v * kWidth}), 0, chunk);
       close(group);
     }
   } else {
     for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
-      const D codec(Unit{unit, lane});
+      const auto codec = [&](int v) { return D(Unit{unit, v * kWidth}); };
+      const D codecs[2] = {codec(0), codec(kVectors - 1)};
       for (int c = 0; c < unit_chunks; ++c) {
-        add_next(codec, c, chunk);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) add_next(v, codecs[v], c, chunk);
         if (++chunk % kScaleChunks == 0) close(chunk / kScaleChunks - 1);
       }
     }
     if (chunk % kScaleChunks != 0) close(chunk / kScaleChunks);
   }
-  for (int t = 0; t < T; ++t) finish_wide(p, row, w.n_rows, t0 + t, total[t]);
+  for (int v = 0; v < kVectors && row + v * kWidth < w.n_rows; ++v)
+    for (int t = 0; t < T; ++t) finish_wide(p, row + v * kWidth, w.n_rows, t0 + t, total[v][t]);
 }
 
 // Calls tile(token, tokens as a constant) for the tokens [begin, end) in the largest tiles first.
@@ -116,14 +126,14 @@ void wide_product(const WideRows& w, const WideProduct& p) {
   const int n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
   if (static_cast<int64_t>(n_groups) * w.n_units * w.unit_bytes <= kFewBytes) {
     for_token_tiles(0, p.n_tokens, [&]<int T>(int t) {
-      for (int row = 0; row < w.n_rows; row += kWidth) wide_tile<C, T>(w, p, row, t, t == 0);
+      for (int row = 0; row < w.n_rows; row += kWideRows) wide_tile<C, T>(w, p, row, t, t == 0);
     });
     return;
   }
   const auto fitting = static_cast<int>(kBlockBytes / row_bytes) / 8 * 8, block = fitting < 8 ? 8 : fitting;
   for (int t0 = 0; t0 < p.n_tokens; t0 += block) {
     const int end = p.n_tokens - t0 < block ? p.n_tokens : t0 + block;
-    for (int row = 0; row < w.n_rows; row += kWidth) for_token_tiles(t0, end, [&]<int T>(int t) { wide_tile<C, T>(w, p, row, t, t == 0); });
+    for (int row = 0; row < w.n_rows; row += kWideRows) for_token_tiles(t0, end, [&]<int T>(int t) { wide_tile<C, T>(w, p, row, t, t == 0); });
   }
 }
 

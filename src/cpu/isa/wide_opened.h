@@ -7,7 +7,7 @@
 namespace cachalot::cpu {
 namespace {
 
-constexpr int kOpenTokens = 8;     // from here opening costs less than it saves
+constexpr int kOpenTokens = 5;     // from here opening costs less than it saves
 constexpr int kOpenedTokens = 128;  // whose sums lie beside the opened weights
 
 // 16 rows of the columns that share a scale of the activations. Words lie as ActivationChunk's do: columns 0 and 2, then 1 and 3 of a step.
@@ -66,7 +66,7 @@ template <int kSub, bool kMinimum, int T>
           const I activations = two_words(x[t][i].q + 4 * k);
           for (int v = 0; v < kVectors; ++v) {
             dot[t][v] = iadd(dot[t][v], _mm256_madd_epi16(codes[v], activations));
-            __asm__("" : "+x"(dot[t][v]));
+            keep_here(dot[t][v]);
           }
         }
       }
