@@ -179,13 +179,15 @@ std::vector<float> product_of(const WideKernels& kernels, const CpuPacked& packe
                                                    {.x = rows.data(), .y = out.data(), .n_tokens = n_tokens});
   return y;
 }
+// Of every number of tokens that a level treats in its own way, and so many that they pass in blocks; 800 columns end within a group that
+// shares a scale.
 TEST_P(WideProducts, AreTheSameOnEveryLevel) {
   HugeMemory memory;
   ThreadPool pool(1);
   for (const Format format : wide_formats()) {
-    const LinearSource s = random_source({.format = format, .out = 75, .in = test::rounded_to_blocks(format, 768)}, 3);
+    const LinearSource s = random_source({.format = format, .out = 75, .in = test::rounded_to_blocks(format, 800)}, 3);
     const auto packed = pack_weights({&s, 1}, memory, pool, &kernels());
-    for (const int n_tokens : {1, 3, 17, 70}) {
+    for (const int n_tokens : {1, 3, 4, 5, 17, 70, 150}) {
       const std::vector<float> found = product_of(kernels(), *packed, n_tokens);
       const std::vector<float> plainest = product_of(wide_levels().back()->table->wide, *packed, n_tokens);
       ASSERT_EQ(std::memcmp(found.data(), plainest.data(), sizeof(float) * found.size()), 0) << info(format).name << " T" << n_tokens;

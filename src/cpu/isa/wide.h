@@ -133,7 +133,8 @@ void wide_product(const WideRows& w, const WideProduct& p) {
   const auto fitting = static_cast<int>(kBlockBytes / row_bytes) / 8 * 8, block = fitting < 8 ? 8 : fitting;
   for (int t0 = 0; t0 < p.n_tokens; t0 += block) {
     const int end = p.n_tokens - t0 < block ? p.n_tokens : t0 + block;
-    for (int row = 0; row < w.n_rows; row += kWideRows) for_token_tiles(t0, end, [&]<int T>(int t) { wide_tile<C, T>(w, p, row, t, t == 0); });
+    for (int row = 0; row < w.n_rows; row += kWideRows)
+      for_token_tiles(t0, end, [&]<int T>(int t) { wide_tile<C, T>(w, p, row, t, t == 0); });
   }
 }
 

@@ -7,7 +7,7 @@
 namespace cachalot::cpu {
 namespace {
 
-constexpr int kOpenTokens = 5;     // from here opening costs less than it saves
+constexpr int kOpenTokens = 5;      // from here opening costs less than it saves
 constexpr int kOpenedTokens = 128;  // whose sums lie beside the opened weights
 
 // 16 rows of the columns that share a scale of the activations. Words lie as ActivationChunk's do: columns 0 and 2, then 1 and 3 of a step.
@@ -46,7 +46,8 @@ inline void open_rows(const WideRows& w, int row, int64_t first, int n, bool ask
 
 // total[t] += the opened rows times n chunks of x[t], whose scale is scale[t].
 template <int kSub, bool kMinimum, int T>
-[[gnu::noinline]] void add_opened(const OpenedRows& w, int n, const ActivationChunk* const* x, const float* scale, float (*total)[kWideRows]) {
+[[gnu::noinline]] void add_opened(const OpenedRows& w, int n, const ActivationChunk* const* x, const float* scale,
+                                  float (*total)[kWideRows]) {
   constexpr int kVectors = kWideRows / kWidth, kWords = 2 * kSteps * kSub / kChunk;  // registers of rows; pairs of columns of a scale
   F part[T][kVectors];
   for (int t = 0; t < T; ++t)
