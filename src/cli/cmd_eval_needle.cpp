@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "cli/cmd_eval.h"
 #include "cli/eval_text.h"
+#include "cli/load_tokenizer.h"
 #include "cli/process.h"
 #include "cli/read_file.h"
 #include "eval/needle.h"
@@ -42,7 +43,7 @@ std::vector<NeedleCell> run(const NeedleFlags& flags, const std::string& path, c
   load.show_progress = !flags.quiet;
   const LoadedModel model = load_model(load);
   NeedleOptions options = flags.options;
-  if (!flags.no_bos) options.bos_id = model.tokenizer->bos().value_or(model.config.bos_id);
+  if (!flags.no_bos) options.bos_id = bos_before_text(*model.tokenizer, model.config);
   if (!flags.quiet && stderr_is_terminal())
     options.progress = [](int done, int total) { fmt::print(stderr, "\r{}/{} cells ", done, total); };
   std::vector<NeedleCell> cells = find_needles({*model.ops, model.decoder}, *model.tokenizer, haystack, options);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "cli/cmd_eval.h"
 #include "cli/eval_text.h"
+#include "cli/load_tokenizer.h"
 #include "cli/process.h"
 #include "cli/read_file.h"
 #include "eval/turns.h"
@@ -65,7 +66,7 @@ std::vector<std::string> questions_of(const TurnsFlags& flags) {
 std::function<std::vector<int>(std::span<const std::string>, std::span<const std::string>)> prompt_of(const LoadedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
   if (model.chat_template.empty()) {
-    const int bos = tokenizer.bos().value_or(model.config.bos_id);
+    const int bos = bos_before_text(tokenizer, model.config);
     return [&tokenizer, bos](std::span<const std::string> questions, std::span<const std::string> answers) {
       std::string text;
       for (size_t i = 0; i < questions.size(); ++i)

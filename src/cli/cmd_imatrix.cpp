@@ -41,7 +41,7 @@ void gather(const ImatrixFlags& flags, ImportanceMatrix& sum) {
   const bool live = !flags.quiet && stderr_is_terminal();
   for (const std::string& file : flags.files) {
     GatherOptions options{.window = flags.window, .max_windows = flags.windows, .head = flags.head};
-    if (!flags.no_bos && tokenizer.add_bos()) options.bos_id = tokenizer.bos().value_or(config.bos_id);
+    if (!flags.no_bos) options.bos_id = bos_before_text(tokenizer, config);
     if (live) options.progress = [&](int done, int total) { fmt::print(stderr, "\r\x1b[K{}: layer {}/{}", file, done + 1, total); };
     // llama-imatrix tokenizes with BOS, which the first window then holds by itself.
     std::vector<int> tokens = tokenizer.encode(read_input_file(file, kMaxText));

@@ -131,7 +131,7 @@ CalibrationSet read_texts(const QuantizeFlags& flags, const Tokenizer& tokenizer
   }
   CalibrationSet set;
   CalibrationOptions options{.window = flags.window, .tokens = flags.tokens, .held_out_windows = flags.held_out_windows};
-  options.bos_id = tokenizer.bos().value_or(config.bos_id);
+  options.bos_id = bos_before_text(tokenizer, config);
   options.parse_special = flags.chat;
   if (!flags.evaluation.empty()) options.held_out = 0.0;
   if (!calibrates) options.min_tokens = 0;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "cli/load_tokenizer.h"
 #include "cli/process.h"
 #include "cli/read_file.h"
 
@@ -21,7 +22,8 @@ void add_text_flags(CLI::App& command, TextFlags& flags) {
       ->take_all();
   command
       .add_option("--method", flags.method,
-                  "windows: each window alone behind BOS, all tokens scored; llama: llama-perplexity's, second half of a window scored")
+                  "windows: each window alone, behind BOS if the tokenizer adds one, all tokens scored; llama: llama-perplexity's, second "
+                  "half of a window scored")
       ->check(CLI::IsMember({"windows", "llama"}))
       ->type_name("NAME")
       ->default_str(flags.method);
@@ -68,8 +70,7 @@ PerplexityOptions method_options(const TextFlags& flags, const LoadedModel& mode
   PerplexityOptions options{.method = flags.method == "llama" ? PerplexityMethod::llama : PerplexityMethod::windows,
                             .window = flags.window,
                             .max_windows = flags.windows};
-  if (!flags.no_bos && (options.method == PerplexityMethod::windows || model.tokenizer->add_bos()))
-    options.bos_id = model.tokenizer->bos().value_or(model.config.bos_id);
+  if (!flags.no_bos) options.bos_id = bos_before_text(*model.tokenizer, model.config);
   return options;
 }
 

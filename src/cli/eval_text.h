@@ -30,8 +30,7 @@ struct DomainTokens {
 };
 // The texts that the flags name, as windows of `options` want them. Throws Error when there are none.
 std::vector<DomainTokens> read_domains(const TextFlags& flags, const Tokenizer& tokenizer, const PerplexityOptions& options);
-// Method, window and BOS. The windows method puts BOS before every window if the model has one; llama's asks the tokenizer whether it adds
-// one.
+// Method, window and BOS, which goes before windows if the tokenizer adds one.
 PerplexityOptions method_options(const TextFlags& flags, const LoadedModel& model);
 // A line on stderr that says how far it is, when that is a terminal: "3/8 windows, perplexity 4.2".
 std::function<void(int, int, double)> window_progress(bool quiet, const std::string& what);

@@ -72,4 +72,8 @@ Tokenizer load_tokenizer(const std::filesystem::path& path) {
   return tokenizer_of(*Checkpoint::open(path, PackedModels::accept));
 }
 
+int bos_before_text(const Tokenizer& tokenizer, const Config& config) {
+  return tokenizer.add_bos() ? tokenizer.bos().value_or(config.bos_id) : -1;
+}
+
 }  // namespace cachalot

@@ -58,6 +58,8 @@ class LayerQuantizer {
 
   [[nodiscard]] const std::vector<PlannedMatrix>& planned() const { return plan_; }
   [[nodiscard]] const Overlay& quantized() const { return quantized_; }
+  // What is rounded: without experts, the original's function.
+  [[nodiscard]] const Overlay& smooth() const { return smooth_; }
   // Frees what a layer became, once it was written and the streams have moved on.
   void drop_layer(int layer);
   [[nodiscard]] LayerRunner& runner() { return runner_; }

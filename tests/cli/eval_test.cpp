@@ -60,6 +60,36 @@ TEST(EvalCommand, KldByDomain) {
   EXPECT_THAT(ppl.out, HasSubstr("all: perplexity"));
 }
 
+// Qwen2 has a BOS token that its texts never begin with, and behind it no attention sink: perplexity almost doubles.
+TEST(EvalCommand, BosStandsBeforeWindowsOnlyIfTheTokenizerAddsIt) {
+  const TempDir folder;
+  std::filesystem::copy(kModel + "/tokenizer.json", folder.path());
+  std::ifstream stored(kModel + "/tokenizer_config.json");
+  auto config = nlohmann::json::parse(stored);
+  config["add_bos_token"] = false;
+  const std::string plain = folder.write("tokenizer_config.json", config.dump()).parent_path();
+  const auto with = [](std::vector<std::string> command, const std::vector<std::string>& more) {
+    command.insert(command.end(), more.begin(), more.end());
+    return run_program(command);
+  };
+  const std::vector<std::string> ppl{"eval", "ppl", "-m", kModel, "-f", kText, "--window", "64", "--windows", "2", "--json"};
+  const auto adds = run_program(ppl).json(), adds_not = with(ppl, {"--tokenizer", plain}).json();
+  EXPECT_THAT(adds["method"], HasSubstr("with BOS"));
+  EXPECT_THAT(adds_not["method"], HasSubstr("without BOS"));
+  EXPECT_EQ(adds_not["tokens"], 2 * 63);  // the first token of a window has nothing before it
+  EXPECT_EQ(adds_not["ppl"], with(ppl, {"--no-bos"}).json()["ppl"]);
+
+  const std::vector<std::string> quantize{"quantize", "-m",         kModel,     "--measure", "--type",         "q8_0", "--method", "rtn",
+                                          "--eval",   "t=" + kText, "--window", "64",        "--eval-windows", "2",    "--json"};
+  const double before = run_program(quantize).json()["loss"][0]["ppl_before"];
+  EXPECT_NEAR(before, adds["ppl"].get<double>(), 2e-3 * before);
+  EXPECT_GT(std::abs(with(quantize, {"--tokenizer", plain}).json()["loss"][0]["ppl_before"].get<double>() - before), 4e-3 * before);
+
+  const std::vector<std::string> needle{"eval", "needle", "-m", kModel, "--lengths", "96", "--depths", "0.5", "--trials", "1", "--json"};
+  EXPECT_EQ(with(needle, {"--tokenizer", plain}).json(), with(needle, {"--no-bos"}).json());
+  EXPECT_NE(with(needle, {"--tokenizer", plain}).json(), run_program(needle).json());
+}
+
 TEST(EvalCommand, Turns) {
   const TempDir folder;
   const std::string questions = folder.write("q.txt", "Who are you?\n\nWhat is law?\nWhy?\n");

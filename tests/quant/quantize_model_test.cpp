@@ -70,6 +70,76 @@ INSTANTIATE_TEST_SUITE_P(Golden, EveryFamily,
                            return name;
                          });
 
+// The model with keys and values of a head for each query head of a group: the same function, whose values can take the factors of the
+// attention's output.
+void give_each_head_its_own_values(Overlay& model, Config& config) {
+  const int group = config.n_heads / config.n_kv_heads, head = config.head_dim, out = config.n_heads * head;
+  ThreadPool pool(1);
+  // Rows of `width`, those of each head `group` times.
+  const auto repeated = [&](const std::vector<float>& rows, int width) {
+    const auto size = static_cast<ptrdiff_t>(head) * width;
+    std::vector<float> all;
+    for (int h = 0; h < config.n_heads; ++h) {
+      const auto from = rows.begin() + h / group * size;
+      all.insert(all.end(), from, from + size);
+    }
+    return all;
+  };
+  for (int l = 0; l < config.n_layers; ++l)
+    for (const char* kind : {"attn_k", "attn_v"}) {
+      const std::string name = "blk." + std::to_string(l) + "." + kind, weight = name + ".weight", bias = name + ".bias";
+      const int rows = config.n_kv_heads * head;
+      const std::vector<float> values = dequant_matrix(model.linear(weight, 1, rows, config.hidden), 0, pool);
+      model.put(weight, make_linear_source(weight, Format::f32, repeated(values, config.hidden), 1, out, config.hidden));
+      if (config.qkv_bias) model.put(bias, repeated(model.vector(bias, rows), 1));
+    }
+  config.n_kv_heads = config.n_heads;
+}
+
+class EveryDenseFamily : public testing::TestWithParam<std::tuple<std::string, bool>> {};
+
+TEST_P(EveryDenseFamily, ChannelScalesChangeNoLogit) {
+  const auto& [name, own_values] = GetParam();
+  const auto path = testdata("golden/" + name);
+  const Golden golden = read_golden(path);
+  const auto checkpoint = Checkpoint::open(path);
+  Config config = read_config(*checkpoint);
+  Overlay model(*checkpoint);
+  if (own_values) give_each_head_its_own_values(model, config);
+  Recipe recipe;
+  recipe.method = Method::awq;
+  recipe.scheme = {Format::int4_planar, 32, false};
+  const auto ops = make_cpu_ops({.n_threads = 2});
+  ThreadPool pool(2);
+  LayerQuantizer quantizer(model, config, *ops, pool, recipe, 48);
+  TokenStream text = stream_of(golden.input_ids, 48), none{.window = 48};
+  quantize_model(quantizer, model, config, *ops, recipe, text, none, {"text"}, {}, {.keep = true});
+
+  const auto logits_of = [&](const Checkpoint& weights) {
+    TestModel loaded{make_ref_ops(), config, {}};
+    loaded.decoder = Decoder::load(weights, config, *loaded.ops);
+    return run_logits(loaded, golden.input_ids);
+  };
+  const std::vector<float> before = logits_of(model), after = logits_of(quantizer.smooth());
+  EXPECT_LT(max_abs_difference(before, golden.logits), 1e-3f * max_abs(golden.logits));
+  EXPECT_LT(max_abs_difference(before, after), 1e-5f * max_abs(before));
+  // The scales are not all ones, and reach the biases of values just where values take them.
+  EXPECT_TRUE(quantizer.smooth().vectors().contains("blk.0.attn_norm.weight"));
+  EXPECT_GT(max_abs_difference(quantizer.smooth().vector("blk.0.attn_norm.weight", config.hidden),
+                               model.vector("blk.0.attn_norm.weight", config.hidden)),
+            0.01f);
+  EXPECT_EQ(quantizer.smooth().vectors().contains("blk.0.attn_v.bias"), config.qkv_bias && own_values);
+  EXPECT_FALSE(quantizer.smooth().vectors().contains("blk.0.attn_q.bias"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, EveryDenseFamily,
+                         testing::Combine(testing::Values("llama-gqa", "llama-mha", "qwen2", "qwen3"), testing::Bool()),
+                         [](const auto& param) {
+                           std::string name = std::get<0>(param.param);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name + (std::get<1>(param.param) ? "_with_values_of_each_head" : "");
+                         });
+
 TEST(QuantizeModel, TheFileHoldsWhatWasMeasured) {
   for (const char* name : {"deepseek-v3", "llama-gqa", "qwen2"}) {
     const auto model = testdata(std::string("golden/") + name);
