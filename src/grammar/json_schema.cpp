@@ -2,7 +2,6 @@
 #include "grammar/json_schema.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <string>
@@ -11,16 +10,12 @@
 #include "base/json.h"
 #include "grammar/json_rules.h"
 #include "grammar/regex.h"
+#include "grammar/schema_facts.h"
 
 namespace cachalot {
 namespace {
 
-constexpr int kMaxDepth = 64, kMaxCount = 10000;
-
-// Keywords that only describe.
-constexpr std::array kAnnotations = {"title",    "description",     "default",          "examples", "$comment", "deprecated",
-                                     "readOnly", "writeOnly",       "$schema",          "$id",      "$defs",    "definitions",
-                                     "strict",   "contentEncoding", "contentMediaType", "$anchor"};
+constexpr int kMaxDepth = 64;
 
 struct Format {
   const char* name;
@@ -52,28 +47,6 @@ class Schema {
  private:
   using Expr = Grammar::Expr;
 
-  static bool member(const JsonValue& v, std::string_view key) { return v.is_object() && v.element()[key].error() == simdjson::SUCCESS; }
-  static JsonValue child(const JsonValue& v, std::string_view key) {
-    return {v.element()[key].value(), v.where() + "." + std::string(key)};
-  }
-
-  static int count(const JsonValue& v, std::string_view key, int fallback) {
-    if (!member(v, key)) return fallback;
-    const int64_t n = child(v, key).integer();
-    if (n < 0 || n > kMaxCount) fail("{}.{}: expected 0 to {}, found {}", v.where(), key, kMaxCount, n);
-    return static_cast<int>(n);
-  }
-
-  // Every keyword of v must be an annotation or one of `known`.
-  static void only(const JsonValue& v, std::initializer_list<std::string_view> known) {
-    for (const auto& [key, value] : v.object()) {
-      (void)value;
-      const auto is = [&key = key](std::string_view name) { return name == key; };
-      if (!std::any_of(kAnnotations.begin(), kAnnotations.end(), is) && !std::any_of(known.begin(), known.end(), is))
-        fail("{}.{}: this keyword is not supported here", v.where(), printable(key));
-    }
-  }
-
   Expr expression(const JsonValue& v, int depth) {
     if (depth > kMaxDepth) fail("{}: schemas nested deeper than {}", v.where(), kMaxDepth);
     if (v.is_bool()) {
@@ -82,38 +55,55 @@ class Schema {
     }
     if (!v.is_object()) fail("{}: expected an object or a boolean", v.where());
     if (member(v, "$ref")) {
-      only(v, {"$ref"});
+      allow_only(v, {"$ref"});
       return g_.rule(reference(child(v, "$ref")));
     }
     if (member(v, "const")) {
-      only(v, {"const", "type"});
-      return literal(child(v, "const"));
+      allow_only(v, {"const", "type"});
+      const JsonValue value = child(v, "const");
+      if (!has_type(value.element(), type_names(v))) fail("{}: the value is not of the type beside it", value.where());
+      return literal(value);
     }
     if (member(v, "enum")) {
-      only(v, {"enum", "type"});
+      allow_only(v, {"enum", "type"});
+      const auto allowed = type_names(v);
       std::vector<Expr> out;
-      for (const auto element : child(v, "enum").array()) out.push_back(literal({element, v.where() + ".enum"}));
-      if (out.empty()) fail("{}.enum: expected at least one value", v.where());
+      for (const auto element : child(v, "enum").array())
+        if (has_type(element, allowed)) out.push_back(literal({element, v.where() + ".enum"}));
+      if (out.empty()) fail("{}.enum: expected at least one value{}", v.where(), allowed.empty() ? "" : " of the type beside it");
       return g_.choice(out);
     }
     for (const std::string_view key : {std::string_view("anyOf"), std::string_view("oneOf")})
       if (member(v, key)) {
-        only(v, {key, "type"});
-        return alternatives(child(v, key), key == "oneOf", depth);
+        allow_only(v, {key, "type"});
+        return alternatives(child(v, key), key == "oneOf", type_names(v), depth);
       }
     if (member(v, "allOf")) return all_of(v, depth);
     if (member(v, "type")) {
-      const JsonValue type = child(v, "type");
-      if (type.is_string()) return typed(v, type.string(), depth);
+      const auto names = type_names(v);
+      allow_only_of(v, names);
       std::vector<Expr> out;
-      for (const auto element : type.array()) out.push_back(typed(v, JsonValue(element, type.where()).string(), depth));
-      if (out.empty()) fail("{}: expected at least one type", type.where());
+      for (const std::string& name : names) out.push_back(typed(v, name, depth));
       return g_.choice(out);
     }
-    if (member(v, "properties") || member(v, "required") || member(v, "additionalProperties")) return object(v, depth);
-    if (member(v, "items") || member(v, "prefixItems")) return array(v, depth);
-    if (member(v, "pattern") || member(v, "minLength") || member(v, "maxLength") || member(v, "format")) return string(v);
-    only(v, {});
+    return untyped(v, depth);
+  }
+
+  // Keywords of one type tell which is meant.
+  Expr untyped(const JsonValue& v, int depth) {
+    const auto any_of_these = [&](std::initializer_list<std::string_view> keys) {
+      return std::any_of(keys.begin(), keys.end(), [&](std::string_view key) { return member(v, key); });
+    };
+    if (any_of_these({"properties", "required", "additionalProperties"})) return object(v, depth);
+    if (any_of_these({"items", "prefixItems"})) {
+      allow_only_of(v, {"array"});
+      return array(v, depth);
+    }
+    if (any_of_these({"pattern", "minLength", "maxLength", "format"})) {
+      allow_only_of(v, {"string"});
+      return string(v);
+    }
+    allow_only(v, {});
     return json_.value();
   }
 
@@ -160,17 +150,18 @@ class Schema {
     return g_.literal(simdjson::minify(v.element()));
   }
 
-  Expr alternatives(const JsonValue& list, bool exclusive, int depth) {
+  // `allowed`: the types that stand beside the list.
+  Expr alternatives(const JsonValue& list, bool exclusive, const std::vector<std::string>& allowed, int depth) {
     std::vector<JsonValue> options;
     std::vector<Expr> out;
     for (const auto element : list.array()) {
       options.emplace_back(element, fmt::format("{}[{}]", list.where(), options.size()));
-      out.push_back(expression(options.back(), depth + 1));
+      if (allowed.empty() || within(options.back(), allowed)) out.push_back(expression(options.back(), depth + 1));
     }
-    if (out.empty()) fail("{}: expected at least one schema", list.where());
+    if (out.empty()) fail("{}: expected at least one schema{}", list.where(), allowed.empty() ? "" : " of the type beside it");
     for (size_t i = 0; exclusive && i < options.size(); ++i)
       for (size_t j = 0; j < i; ++j)
-        if (!disjoint(options[j], options[i]))
+        if (!plainly_disjoint(resolved(options[j]), resolved(options[i])))
           fail(
               "{}: it is not plain that {} and {} exclude each other; use anyOf, different types, or a required property with different "
               "constants",
@@ -178,100 +169,66 @@ class Schema {
     return g_.choice(out);
   }
 
-  // The values that a schema allows when they are few, as JSON text.
-  static std::set<std::string> constants(const JsonValue& v) {
-    std::set<std::string> out;
-    if (member(v, "const")) out.insert(simdjson::minify(child(v, "const").element()));
-    if (member(v, "enum"))
-      for (const auto element : child(v, "enum").array()) out.insert(simdjson::minify(element));
-    return out;
-  }
-  static std::set<std::string> types(const JsonValue& v) {
-    std::set<std::string> out;
-    const auto add = [&](std::string_view type) { out.emplace(type == "integer" ? "number" : type); };
-    if (member(v, "type")) {
-      const JsonValue type = child(v, "type");
-      if (type.is_string())
-        add(type.string());
-      else
-        for (const auto element : type.array()) add(JsonValue(element, type.where()).string());
+  // Whether all values of an alternative are of these types (true) or none (false); another one is refused.
+  bool within(const JsonValue& option, const std::vector<std::string>& allowed) const {
+    const JsonValue target = resolved(option);
+    const auto names = type_names(target);
+    const auto values = values_of(target);
+    std::ptrdiff_t n = std::ssize(names), n_within = 0;
+    if (!values.empty()) {
+      n = std::ssize(values);
+      n_within = std::count_if(values.begin(), values.end(), [&](const auto value) { return has_type(value, allowed); });
+    } else {
+      n_within = std::count_if(names.begin(), names.end(), [&](const std::string& name) {
+        return has_name(allowed, name) || (name == "integer" && has_name(allowed, "number"));
+      });
+      if (has_name(names, "number") && has_name(allowed, "integer")) n = 0;
     }
-    for (const std::string& text : constants(v))
-      add(text[0] == '"'                     ? "string"
-          : text[0] == '{'                   ? "object"
-          : text[0] == '['                   ? "array"
-          : text[0] == 't' || text[0] == 'f' ? "boolean"
-          : text[0] == 'n'                   ? "null"
-                                             : "number");
-    return out;
+    if (n == 0 || (n_within > 0 && n_within < n))
+      fail("{}: expected a \"type\" that is one of those beside the list, or none of them", option.where());
+    return n_within == n;
   }
-  static bool common(const std::set<std::string>& a, const std::set<std::string>& b) {
-    return std::any_of(a.begin(), a.end(), [&](const std::string& x) { return b.count(x) > 0; });
-  }
-  static bool requires_key(const JsonValue& v, std::string_view key) {
-    if (!member(v, "required")) return false;
-    for (const auto element : child(v, "required").array())
-      if (element.is_string() && element.get_string().value() == key) return true;
-    return false;
-  }
-  bool disjoint(JsonValue a, JsonValue b) {
-    for (JsonValue* v : {&a, &b})
-      if (member(*v, "$ref")) {
-        const std::string path(child(*v, "$ref").string());
-        auto target = root_.element().at_pointer(std::string_view(path).substr(1));
-        if (target.error() == simdjson::SUCCESS) *v = {target.value(), path};
-      }
-    if (!a.is_object() || !b.is_object()) return false;
-    const auto ca = constants(a), cb = constants(b), ta = types(a), tb = types(b);
-    if (!ta.empty() && !tb.empty() && !common(ta, tb)) return true;
-    if (!ca.empty() && !cb.empty()) return !common(ca, cb);
-    if (!member(a, "properties") || !member(b, "properties")) return false;
-    const JsonValue pb = child(b, "properties");
-    for (const auto& [key, value] : child(a, "properties").object()) {
-      if (!requires_key(a, key) || !requires_key(b, key) || !member(pb, key)) continue;
-      const auto x = constants({value, ""}), y = constants(child(pb, key));
-      if (!x.empty() && !y.empty() && !common(x, y)) return true;
-    }
-    return false;
+
+  // What a $ref within the schema leads to; everything else is itself.
+  JsonValue resolved(const JsonValue& v) const {
+    if (!member(v, "$ref")) return v;
+    const std::string path(child(v, "$ref").string());
+    if (path.rfind("#/", 0) != 0) return v;
+    auto target = root_.element().at_pointer(std::string_view(path).substr(1));
+    return target.error() == simdjson::SUCCESS ? JsonValue(target.value(), path) : v;
   }
 
   Expr all_of(const JsonValue& v, int depth) {
-    only(v, {"allOf", "type"});
+    allow_only(v, {"allOf", "type"});
+    if (const auto names = type_names(v); !names.empty() && !has_name(names, "object"))
+      fail("{}.allOf: expected the type object beside it, as of several schemas only objects are put together", v.where());
     std::vector<JsonValue> parts;
     for (const auto element : child(v, "allOf").array()) parts.emplace_back(element, fmt::format("{}.allOf[{}]", v.where(), parts.size()));
     if (parts.empty()) fail("{}.allOf: expected at least one schema", v.where());
     if (parts.size() == 1) return expression(parts[0], depth + 1);
     Members all;
     for (JsonValue part : parts) {
-      if (member(part, "$ref")) {
-        const std::string path(child(part, "$ref").string());
-        auto target = path.rfind("#/", 0) == 0 ? root_.element().at_pointer(std::string_view(path).substr(1))
-                                               : simdjson::simdjson_result<simdjson::dom::element>(simdjson::NO_SUCH_FIELD);
-        if (target.error() != simdjson::SUCCESS) fail("{}.$ref: \"{}\" leads nowhere", part.where(), printable(path));
-        part = {target.value(), path};
-      }
+      part = resolved(part);
+      if (member(part, "$ref")) fail("{}.$ref: \"{}\" leads nowhere", part.where(), printable(child(part, "$ref").string()));
       if (!member(part, "properties")) fail("{}: allOf of several schemas needs objects with properties", part.where());
       add_members(part, all, depth);
     }
-    return members(v, all, depth);
+    return members(v, all);
   }
 
   Expr typed(const JsonValue& v, std::string_view type, int depth) {
-    // With several types, each takes the keywords that concern it.
     if (type == "object") return object(v, depth);
     if (type == "array") return array(v, depth);
     if (type == "string") return string(v);
     if (type == "integer" || type == "number") return number(v, type == "integer");
-    if (member(v, "type") && child(v, "type").is_string()) only(v, {"type"});
     if (type == "boolean") return json_.boolean();
     if (type == "null") return json_.null();
     fail("{}.type: unknown type \"{}\"", v.where(), printable(type));
   }
 
-  static bool single(const JsonValue& v) { return !member(v, "type") || child(v, "type").is_string(); }
+  static bool single(const JsonValue& v) { return type_names(v).size() < 2; }
 
   Expr number(const JsonValue& v, bool whole) {
-    if (single(v)) only(v, {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "format"});
     NumberBounds b;
     const auto read = [&](std::string_view key, std::optional<double>& bound, bool& open, bool is_open, bool low) {
       if (!member(v, key)) return;
@@ -293,8 +250,7 @@ class Schema {
   }
 
   Expr string(const JsonValue& v) {
-    if (single(v)) only(v, {"type", "pattern", "minLength", "maxLength", "format"});
-    const int min = count(v, "minLength", 0), max = count(v, "maxLength", -1);
+    const int min = count_of(v, "minLength", 0), max = count_of(v, "maxLength", -1);
     const bool bounded = min > 0 || max >= 0;
     if (max >= 0 && max < min) fail("{}: maxLength {} is below minLength {}", v.where(), max, min);
     const Expr quote = g_.literal("\"");
@@ -322,11 +278,10 @@ class Schema {
   }
 
   Expr array(const JsonValue& v, int depth) {
-    if (single(v)) only(v, {"type", "items", "prefixItems", "minItems", "maxItems"});
-    const int min = count(v, "minItems", 0), max = count(v, "maxItems", -1);
+    const int min = count_of(v, "minItems", 0), max = count_of(v, "maxItems", -1);
     if (max >= 0 && max < min) fail("{}: maxItems {} is below minItems {}", v.where(), max, min);
     const bool closed = member(v, "items") && child(v, "items").is_bool() && !child(v, "items").boolean();
-    const auto item = [&] { return member(v, "items") && !closed ? expression(child(v, "items"), depth + 1) : json_.value(); };
+    const auto item = [&] { return member(v, "items") && !closed ? item_of(child(v, "items"), depth + 1) : json_.value(); };
     if (!member(v, "prefixItems")) return json_.list('[', item(), ']', min, closed ? 0 : max);
 
     std::vector<Expr> first;
@@ -346,6 +301,15 @@ class Schema {
     return g_.sequence({g_.literal("["), json_.space(), tail, json_.space(), g_.literal("]")});
   }
 
+  // A list uses its item twice: as a rule, a list within lists is stored once.
+  Expr item_of(const JsonValue& v, int depth) {
+    const Expr item = expression(v, depth);
+    if (!has_name(type_names(v), "array")) return item;
+    const int rule = g_.add_rule("item");
+    g_.define(rule, item);
+    return g_.rule(rule);
+  }
+
   struct Member {
     std::string key;
     Expr value;
@@ -357,7 +321,7 @@ class Schema {
   };
 
   void add_members(const JsonValue& v, Members& out, int depth) {
-    only(v, {"type", "properties", "required", "additionalProperties", "minProperties", "maxProperties"});
+    allow_only_of(v, {"object"});
     std::set<std::string> required;
     if (member(v, "required"))
       for (const auto element : child(v, "required").array()) required.emplace(JsonValue(element, v.where() + ".required").string());
@@ -384,18 +348,18 @@ class Schema {
   }
 
   Expr object(const JsonValue& v, int depth) {
-    if (!single(v)) return several_types_object(v, depth);
+    if (!single(v)) return several_types_object(v);
     Members all;
     add_members(v, all, depth);
     if (!member(v, "properties") && !member(v, "additionalProperties")) all.other = json_.value();
-    return members(v, all, depth);
+    return members(v, all);
   }
 
   // With "type": ["object", ...] the keywords of the other types stand beside the object's.
-  Expr several_types_object(const JsonValue& v, int depth) {
-    if (!member(v, "properties") && !member(v, "additionalProperties")) return json_.object();
-    (void)depth;
-    fail("{}: an object with properties beside other types; use anyOf", v.where());
+  Expr several_types_object(const JsonValue& v) {
+    for (const std::string_view key : {"properties", "required", "additionalProperties", "minProperties", "maxProperties"})
+      if (member(v, key)) fail("{}: an object with {} beside other types; use anyOf", v.where(), key);
+    return json_.object();
   }
 
   // A key that is none of the named ones: strings without escapes, branching off each name somewhere.
@@ -437,11 +401,12 @@ class Schema {
     return g_.choice(out);
   }
 
-  Expr members(const JsonValue& v, const Members& all, int depth) {
-    (void)depth;
-    const int min = count(v, "minProperties", 0), max = count(v, "maxProperties", -1);
+  Expr members(const JsonValue& v, const Members& all) {
+    const int min = count_of(v, "minProperties", 0), max = count_of(v, "maxProperties", -1);
     const Expr colon = g_.sequence({json_.space(), g_.literal(":"), json_.space()});
     const Expr comma = g_.sequence({json_.space(), g_.literal(","), json_.space()});
+    // Free names may repeat, and members of one name count once.
+    if (min > 1) fail("{}.minProperties: expected 0 or 1, found {}", v.where(), min);
     std::optional<Expr> other;
     if (all.other) other = g_.sequence({all.named.empty() ? json_.string() : other_key(all.named), colon, *all.other});
     if (all.named.empty()) {

@@ -53,8 +53,13 @@ void CompiledGrammar::close(Position& position, std::vector<Position::Item> item
         items.push_back(next);
     };
     if (!automaton_.bytes(item.state).empty() || !automaton_.tokens(item.state).empty()) position.items.push_back(item);
-    for (const Automaton::CallEdge& call : automaton_.calls(item.state))
-      add(call.start, automaton_.ends(call.target) ? item.stack : stacks.push(call.target, item.stack));
+    for (const Automaton::CallEdge& call : automaton_.calls(item.state)) {
+      // A call that nothing follows needs no place to return to. But a counting rule that stands at the end of what is known is one whose
+      // count is unknown, and here it begins.
+      const bool returns =
+          !automaton_.ends(call.target) || (item.stack == CallStacks::kUnknown && automaton_.counter(call.start) != nullptr);
+      add(call.start, returns ? stacks.push(call.target, item.stack) : item.stack);
+    }
     if (!automaton_.final(item.state)) continue;
     if (item.stack < 0)
       position.ended = true;

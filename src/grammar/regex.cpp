@@ -131,7 +131,7 @@ class Parser {
   }
 
   Grammar::Expr atom(int depth) {
-    switch (const char c = peek()) {
+    switch (peek()) {
       case '(': return group(depth);
       case '[': return any_of(g_, char_class(), options_.spelling);
       case '.': ++at_; return any_of(g_, dot(), options_.spelling);
@@ -140,7 +140,7 @@ class Parser {
       case '+':
       case '?': bad("a quantifier with nothing before it");
       case '^': bad("^ behind the start");
-      default: (void)c; return any_of(g_, CodePoints::of(next_code_point(text_, at_)), options_.spelling);
+      default: return any_of(g_, CodePoints::of(next_code_point(text_, at_)), options_.spelling);
     }
   }
 

@@ -27,9 +27,10 @@ std::vector<std::string> vocabulary() {
   for (int b = 0; b < 256; ++b) out.emplace_back(1, static_cast<char>(b));
   out.emplace_back();  // end
   out.emplace_back();  // control
-  for (const char* text : {"{\"",      "\":",      "\": ",     "\",",    "\"}",     "},",    "}}",  "name", "na",     "true", "false",
-                           "null",     "12",       "0.",       "\", \"", "\"age\"", "ab",    "abc", "aab",  "\n  \"", "[[",   "]]",
-                           "\xC3\xA9", "\xE4\xBD", "\xA0\xE5", "e\"",    "\\n",     "\\u00", "bb",  "a\"}", "]}",     "1,",   " 2"})
+  for (const char* text :
+       {"{\"", "\":",    "\": ",    "\",",  "\"}", "},",  "}}",     "name", "na",    "true",     "false",    "null",     "12",
+        "0.",  "\", \"", "\"age\"", "ab",   "abc", "aab", "\n  \"", "[[",   "]]",    "\xC3\xA9", "\xE4\xBD", "\xA0\xE5", "e\"",
+        "\\n", "\\u00",  "bb",      "a\"}", "]}",  "1,",  " 2",     "\"\"", "\"abc", "\"abc\"",  "\"ab\""})
     out.emplace_back(text);
   return out;
 }
@@ -210,6 +211,10 @@ TEST(JsonSchema, MatchesValidTextsOnly) {
            R"({})"},
           {R"({"enum":["red","green",3,null,{"a":[1]}]})", R"({"a": [1]})", R"("blue")"},
           {R"({"const":"x\ny"})", R"("x\ny")", R"("xy")"},
+          {R"({"type":"string","enum":["red",3]})", R"("red")", "3"},
+          {R"({"type":"integer","enum":["red",3.0]})", "3.0", R"("red")"},
+          {R"({"type":"integer","anyOf":[{"type":"string"},{"type":"integer"}]})", "3", R"("red")"},
+          {R"({"type":["number","null"],"oneOf":[{"$ref":"#/$defs/n"},{"type":"null"}],"$defs":{"n":{"type":"integer"}}})", "null", "true"},
           {R"({"type":["string","null"]})", "null", "1"},
           {R"({"type":"array","items":{"type":"integer"},"minItems":2,"maxItems":3})", "[1, 2]", "[1]"},
           {R"({"type":"array","items":{"type":"integer"},"maxItems":0})", "[]", "[1]"},
@@ -270,6 +275,14 @@ TEST(JsonSchema, RefusesWhatItCannotHonourByName) {
                         {R"g({"type":"string","pattern":"(?=a)"})g", "pattern"},
                         {R"({"type":"object","properties":{"a":{"type":"string","minLength":-1}}})", "schema.properties.a.minLength"},
                         {R"({"enum":[]})", "enum"},
+                        {R"({"type":"integer","enum":["a",1.5]})", "enum"},
+                        {R"({"type":"object","const":true})", "const"},
+                        {R"({"type":"object","anyOf":[{"type":"string"}]})", "anyOf"},
+                        {R"({"type":"string","anyOf":[{"type":"string"},{}]})", "schema.anyOf[1]"},
+                        {R"({"type":"string","allOf":[{"properties":{}}]})", "allOf"},
+                        {R"({"type":["string","null"],"multipleOf":3})", "multipleOf"},
+                        {R"({"type":["object","null"],"required":["a"]})", "anyOf"},
+                        {R"({"type":"object","additionalProperties":true,"minProperties":2})", "schema.minProperties: expected 0 or 1"},
                         {"false", "matches nothing"},
                         {R"({"oneOf":[{"type":"string"},{"type":"string","maxLength":3}]})", "exclude each other"},
                         {R"({"type":"array","minItems":3,"maxItems":2})", "maxItems"},
@@ -295,6 +308,16 @@ TEST(JsonSchema, NestedOptionalMembersStaySmall) {
   EXPECT_LT(Automaton(parse_json_schema(schema)).n_states(), 2000);
 }
 
+TEST(JsonSchema, ListsOfListsStaySmall) {
+  std::string schema = R"({"type":"string"})", text = "\"a\"";
+  for (int i = 0; i < 50; ++i) {
+    schema = R"({"type":"array","items":)" + schema + "}";
+    text = "[" + text + "]";
+  }
+  EXPECT_LT(Automaton(parse_json_schema(schema)).n_states(), 6000);
+  EXPECT_TRUE(matches(Kind::json_schema, schema, text));
+}
+
 TEST(Mask, SaysTheSameAsTryingEveryToken) {
   const GrammarSource sources[] = {
       {Kind::json_object, ""},
@@ -302,6 +325,8 @@ TEST(Mask, SaysTheSameAsTryingEveryToken) {
        R"({"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer"},"tags":{"type":"array","items":{"enum":["a","ab","abc"]}}},"required":["name"]})"},
       {Kind::json_schema, R"({"type":"array","items":{"type":"string","minLength":3,"maxLength":9},"minItems":1})"},
       {Kind::json_schema, R"({"type":"string","minLength":2})"},
+      {Kind::json_schema, R"({"type":"string","minLength":2,"maxLength":2})"},
+      {Kind::json_schema, R"({"$ref":"#/$defs/s","$defs":{"s":{"anyOf":[{"type":"string","maxLength":1},{"type":"null"}]}}})"},
       {Kind::regex, "(ab|aab)*c?\\n?"},
       {Kind::gbnf, "root ::= \"[\" root? \"]\" | [ab]+ \"\\\"\""},
       {Kind::json_schema, R"({"type":"array","items":{"type":["number","boolean","null"]}})"},
