@@ -27,7 +27,7 @@ struct Request {
   std::vector<int> prompt;
   SamplingOptions sampling;
   int max_tokens = -1;  // -1: until the context is full
-  int min_tokens = 0;   // before them, neither an end token nor a stop token is drawn
+  int min_tokens = 0;   // before them, neither an end token nor a stop token is drawn, unless the constraint allows nothing else
   bool ignore_eos = false;
   std::vector<int> stop_tokens;  // end the text like the model's own end tokens do
   Priority priority = Priority::interactive;

@@ -41,6 +41,19 @@ struct EngineCore::Live : Task {
   }
 };
 
+namespace {
+
+// Whether every token that may come is forbidden by a bias.
+bool forbids_all(std::span<const TokenBias> bias, std::span<const uint32_t> allowed) {
+  std::vector<uint32_t> left(allowed.begin(), allowed.end());
+  for (const TokenBias& b : bias)
+    if (const auto word = static_cast<size_t>(b.token) / 32; word < left.size() && b.bias == -std::numeric_limits<float>::infinity())
+      left[word] &= ~(1u << (b.token % 32));
+  return std::all_of(left.begin(), left.end(), [](uint32_t word) { return word == 0; });
+}
+
+}  // namespace
+
 void check_request(const Request& request, const EngineInfo& info) {
   using Reason = Refused::Reason;
   const auto refuse = [](Reason reason, const std::string& message) { throw Refused(reason, message); };
@@ -195,9 +208,8 @@ int EngineCore::draft_length(const Live& live) const {
 }
 
 void EngineCore::propose_drafts() {
-  for (auto& [id, owned] : live_) {
-    (void)id;
-    Live& live = *owned;
+  for (auto& entry : live_) {
+    Live& live = *entry.second;
     live.draft.clear();
     if (live.state != Task::State::running || live.n_left() != 1 || live.n_output() == 0 || !live.can_speculate()) continue;
     const int n = draft_length(live);
@@ -294,7 +306,10 @@ SampleParams EngineCore::params_of(Live& live, int ahead) const {
                  .history = live.history,
                  .bias = live.n_output() < live.request.min_tokens ? live.early_bias : s.bias,
                  .n_logprobs = s.n_logprobs};
-  if (live.request.constraint) p.allowed = live.request.constraint->allowed();
+  if (!live.request.constraint) return p;
+  p.allowed = live.request.constraint->allowed();
+  // A text that can only end does so, though it is shorter than min_tokens.
+  if (live.n_output() < live.request.min_tokens && !p.allowed.empty() && forbids_all(live.early_bias, p.allowed)) p.bias = s.bias;
   return p;
 }
 
@@ -320,7 +335,8 @@ void EngineCore::take_row(Live& live, int position, Sampled sampled, double now)
 void EngineCore::take_token(Live& live, Sampled sampled, double now) {
   TokenEvent event{.token = sampled.token, .logprob = sampled.logprob, .top = std::move(sampled.top)};
   if (sampled.token < 0) {
-    event.error = live.request.constraint ? "no token may come next, or the logits are not finite" : "the logits are not finite";
+    const bool none_may = live.request.constraint && forbids_all(live.request.sampling.bias, live.request.constraint->allowed());
+    event.error = none_may ? "the request's logit_bias forbids every token that its constraint allows next" : "the logits are not finite";
     return end(live, std::move(event), FinishReason::error, now);
   }
   if (live.request.constraint) {

@@ -13,6 +13,7 @@ class CompletionWriter : public AnswerWriter {
         logprobs_(prepared.params.logprobs),
         top_(prepared.params.top_logprobs),
         token_ids_(prepared.params.return_token_ids),
+        skip_special_(prepared.answer.skip_special),
         usage_(prepared.params.include_usage),
         every_usage_(prepared.params.continuous_usage),
         head_(object_head(service, id, "text_completion")) {
@@ -82,6 +83,7 @@ class CompletionWriter : public AnswerWriter {
 
   struct Row {
     int token;
+    bool is_text;          // a part of the text that is given
     const float* logprob;  // null for the first token of the prompt
     std::span<const TokenLogprob> top;
   };
@@ -90,15 +92,22 @@ class CompletionWriter : public AnswerWriter {
   void write_logprobs(JsonWriter& json, Choice& choice) {
     std::vector<Row> rows;
     if (choice.echo != nullptr && !echoed_[static_cast<size_t>(choice.index)]) {
+      std::string_view echo = *choice.echo;
       for (size_t i = 0; i < choice.prompt.size(); ++i) {
+        const int token = choice.prompt[i];
+        // BOS was put before a prompt that does not spell it.
+        const std::string_view text = tokenizer_.piece(token);
+        const bool is_text = !tokenizer_.is_special(token) || echo.starts_with(text);
+        if (is_text) echo.remove_prefix(std::min(text.size(), echo.size()));
         if (i == 0 || i - 1 >= choice.prompt_logprobs.size() || choice.prompt_logprobs[i - 1].empty())
-          rows.push_back({choice.prompt[i], nullptr, {}});
+          rows.push_back({token, is_text, nullptr, {}});
         else
           rows.push_back(
-              {choice.prompt[i], &choice.prompt_logprobs[i - 1].front().logprob, std::span(choice.prompt_logprobs[i - 1]).subspan(1)});
+              {token, is_text, &choice.prompt_logprobs[i - 1].front().logprob, std::span(choice.prompt_logprobs[i - 1]).subspan(1)});
       }
     }
-    for (const LoggedToken& token : choice.logged) rows.push_back({token.token, &token.logprob, token.top});
+    for (const LoggedToken& token : choice.logged)
+      rows.push_back({token.token, !skip_special_ || !tokenizer_.is_special(token.token), &token.logprob, token.top});
     json.begin_object().key("tokens").begin_array();
     for (const Row& row : rows) json.value(piece(row.token));
     json.end_array().key("token_logprobs").begin_array();
@@ -122,7 +131,7 @@ class CompletionWriter : public AnswerWriter {
     int64_t& offset = text_offsets_[static_cast<size_t>(choice.index)];
     for (const Row& row : rows) {
       json.value(offset);
-      offset += characters(tokenizer_.piece(row.token));
+      if (row.is_text) offset += characters(tokenizer_.piece(row.token));
     }
     json.end_array().end_object();
     choice.logged.clear();
@@ -155,7 +164,7 @@ class CompletionWriter : public AnswerWriter {
   const Tokenizer& tokenizer_;
   const bool logprobs_;
   const int top_;
-  const bool token_ids_, usage_, every_usage_;
+  const bool token_ids_, skip_special_, usage_, every_usage_;
   const std::string head_;
   std::vector<int64_t> text_offsets_;
   std::vector<bool> echoed_;

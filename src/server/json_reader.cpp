@@ -16,8 +16,8 @@ constexpr size_t kMaxRootKeys = 512;
 
 std::string describe(simdjson::dom::element element) {
   switch (element.type()) {
-    case element_type::ARRAY: return "an array";
-    case element_type::OBJECT: return "an object";
+    case element_type::ARRAY: return element.get_array().value_unsafe().size() == 0 ? "an empty array" : "an array";
+    case element_type::OBJECT: return element.get_object().value_unsafe().size() == 0 ? "an empty object" : "an object";
     case element_type::INT64: return fmt::format("{}", element.get_int64().value_unsafe());
     case element_type::UINT64: return fmt::format("{}", element.get_uint64().value_unsafe());
     case element_type::DOUBLE: return fmt::format("{}", element.get_double().value_unsafe());

@@ -298,6 +298,7 @@ ChatRequest parse_responses_request(std::string_view body, const ParseContext& c
 
   ChatRequest out;
   out.common = parse_common(root, context);
+  out.common.prompt_field = "input";
   out.common.max_tokens = parse_max_tokens(root, {"max_output_tokens"}, 1);
   out.common.n = 1;
   out.model = root.string_or("model", "", 1024);
@@ -328,7 +329,10 @@ ChatRequest parse_responses_request(std::string_view body, const ParseContext& c
     }
   }
   if (const auto text = root.find("text"))
-    if (const auto format = text->find("format")) out.common.constraint = parse_response_format(*format, limits);
+    if (const auto format = text->find("format")) {
+      out.common.constraint = parse_response_format(*format);
+      out.common.constraint.field = format->path();
+    }
   if (const auto top = root.integer_at("top_logprobs", 0, limits.max_logprobs); top && *top > 0) {
     out.common.logprobs = true;
     out.common.sampling.n_logprobs = out.common.top_logprobs = static_cast<int>(*top);

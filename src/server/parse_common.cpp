@@ -142,7 +142,7 @@ std::vector<int> parse_token_ids(const Field& field, int vocab, size_t max_size)
   return out;
 }
 
-ConstraintSpec parse_response_format(const Field& format, const RequestLimits& limits) {
+ConstraintSpec parse_response_format(const Field& format) {
   using Kind = ConstraintSpec::Kind;
   const Field type = format.at("type");
   const std::string_view name = type.string();
@@ -166,17 +166,17 @@ ConstraintSpec parse_response_format(const Field& format, const RequestLimits& l
     if (!text) text = format.at("value");
     return {.kind = name == "regex" ? Kind::regex : Kind::grammar, .text = std::string(text->string())};
   }
-  static_cast<void>(limits);
   type.refuse("text, json_object, json_schema, regex or grammar");
 }
 
-ConstraintSpec parse_constraint(const Field& root, const RequestLimits& limits) {
+ConstraintSpec parse_constraint(const Field& root) {
   using Kind = ConstraintSpec::Kind;
   ConstraintSpec out;
   const auto set = [&](const Field& field, ConstraintSpec spec) {
     if (spec.kind == Kind::none) return;
     if (out.kind != Kind::none) field.refuse_text("the answer can have one wanted shape only");
     out = std::move(spec);
+    out.field = field.path();
   };
   const auto choices = [&](const Field& field) {
     ConstraintSpec spec{.kind = Kind::choice};
@@ -189,7 +189,7 @@ ConstraintSpec parse_constraint(const Field& root, const RequestLimits& limits) 
     return ConstraintSpec{.kind = Kind::json_schema,
                           .text = field.is_string() ? std::string(field.string()) : simdjson::minify(field.element())};
   };
-  if (const auto field = root.find("response_format")) set(*field, parse_response_format(*field, limits));
+  if (const auto field = root.find("response_format")) set(*field, parse_response_format(*field));
   if (const auto field = root.find("grammar")) set(*field, {.kind = Kind::grammar, .text = std::string(field->string())});
   if (const auto field = root.find("json_schema")) set(*field, json(*field));
   const auto nested = root.find("structured_outputs");
@@ -229,7 +229,7 @@ CommonParams parse_common(const Field& root, const ParseContext& context) {
   out.return_token_ids = root.boolean_or("return_token_ids", false);
   if (const auto field = root.find("chat_template"))
     field->refuse_text("templates are not taken from requests; the server is started with one");
-  out.constraint = parse_constraint(root, limits);
+  out.constraint = parse_constraint(root);
   return out;
 }
 

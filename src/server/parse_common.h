@@ -15,8 +15,8 @@ ChatRequest parse_chat_fields(const Field& root, const ParseContext& context);
 std::vector<std::string> parse_stops(const Field& field, const RequestLimits& limits);
 std::vector<int> parse_token_ids(const Field& field, int vocab, size_t max_size);
 // response_format and vLLM's structured_outputs / guided_*.
-ConstraintSpec parse_constraint(const Field& root, const RequestLimits& limits);
-ConstraintSpec parse_response_format(const Field& format, const RequestLimits& limits);
+ConstraintSpec parse_constraint(const Field& root);
+ConstraintSpec parse_response_format(const Field& format);
 
 // Tools in chat form, checked: type, function with a name of letters, digits, '_', '-', '.', a schema that is an object.
 nlohmann::ordered_json parse_tools(const Field& tools, const RequestLimits& limits);

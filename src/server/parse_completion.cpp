@@ -42,6 +42,7 @@ CompletionRequest parse_completion_request(std::string_view body, const ParseCon
   const Field& root = document.root();
   CompletionRequest out;
   out.common = parse_common(root, context);
+  out.common.prompt_field = "prompt";
   out.model = root.string_or("model", "", 1024);
   out.echo = root.boolean_or("echo", false);
   out.add_special_tokens = root.boolean_or("add_special_tokens", true);

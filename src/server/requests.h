@@ -36,6 +36,7 @@ struct RequestLimits {
 struct ConstraintSpec {
   enum class Kind : uint8_t { none, json_object, json_schema, regex, choice, grammar, calls };
   Kind kind = Kind::none;
+  std::string field;                 // of the request that asked for it
   std::string text;                  // schema, pattern or grammar
   std::vector<std::string> choices;  // of Kind::choice
   // Of Kind::calls: nothing but calls of these tools (as in ChatRequest), written in this format.
@@ -63,6 +64,7 @@ struct CommonParams {
   int prompt_logprobs = -1;
   bool return_token_ids = false;
   ConstraintSpec constraint;
+  std::string_view prompt_field = "messages";  // what the endpoint calls it, for errors
 };
 
 struct ToolChoice {

@@ -108,6 +108,8 @@ void Server::Impl::check_header(Exchange& exchange, const HttpRequest& request, 
   }
   if (method == "POST" && !admin && !is_json(request.header("content-type")))
     throw ApiError(415, "The body must be JSON: Content-Type: application/json");
+  if (const std::string_view encoding = request.header("content-encoding"); !encoding.empty() && encoding != "identity")
+    throw ApiError(415, fmt::format("Content-Encoding: found {}, expected a body as it is", printable(encoding, 40)));
 }
 
 void Server::Impl::handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request, bool admin) {

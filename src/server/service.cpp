@@ -116,7 +116,7 @@ int Service::answer_limit(size_t n_prompt, const CommonParams& params) const {
     throw ApiError(
         400,
         fmt::format("This model's context holds {} tokens, of which the answer needs one; the prompt has {} tokens", context, n_prompt),
-        "messages", "context_length_exceeded");
+        std::string(params.prompt_field), "context_length_exceeded");
   const int room = static_cast<int>(context - n_prompt);
   int most = options_.max_output_tokens > 0 ? std::min(options_.max_output_tokens, room) : room;
   if (params.max_tokens >= 0) most = std::min(most, params.max_tokens);
@@ -159,18 +159,18 @@ ChatPrompt Service::render(const ChatRequest& request) const {
   try {
     return prompter_->render(std::move(input), request.continue_final_message);
   } catch (const Error& error) {
-    throw ApiError(400, error.what(), "messages");
+    throw ApiError(400, error.what(), std::string(request.common.prompt_field));
   }
 }
 
 ConstraintMaker Service::constraint_of(const CommonParams& params, bool after_reasoning) const {
   if (params.constraint.kind == ConstraintSpec::Kind::none) return {};
-  if (!options_.constraints) throw ApiError(400, "response_format: this server cannot enforce the shape of an answer", "response_format");
+  const std::string& field = params.constraint.field;
+  if (!options_.constraints) throw ApiError(400, fmt::format("{}: this server cannot enforce the shape of an answer", field), field);
   try {
     return options_.constraints(params.constraint, after_reasoning);
   } catch (const Error& error) {
-    const bool calls = params.constraint.kind == ConstraintSpec::Kind::calls;
-    throw ApiError(400, error.what(), calls ? "tool_choice" : "response_format");
+    throw ApiError(400, error.what(), field);
   }
 }
 
@@ -192,7 +192,7 @@ Prepared Service::prepare(ChatRequest request) const {
   out.wants_reasoning = request.include_reasoning;
   if (!request.parallel_tool_calls) out.max_tool_calls = 1;
   if (request.tool_choice.kind == Kind::required || request.tool_choice.kind == Kind::named) {
-    ConstraintSpec forced{.kind = ConstraintSpec::Kind::calls, .tool_format = tool_format_};
+    ConstraintSpec forced{.kind = ConstraintSpec::Kind::calls, .field = "tool_choice", .tool_format = tool_format_};
     forced.one_call = request.tool_choice.kind == Kind::named || !request.parallel_tool_calls;
     forced.tools = ordered_json::array();
     for (const auto& tool : request.tools)

@@ -120,6 +120,42 @@ TEST(EngineCore, AConstraintChoosesAndARefusalEndsItsRequestOnly) {
   EXPECT_EQ(rig.text(other).size(), 10u);
 }
 
+// Token 8 as often as told, then nothing but token 0, which ends texts.
+class EightsThenEnd final : public TokenConstraint {
+ public:
+  explicit EightsThenEnd(int n_eights) : n_left_(n_eights) {}
+  std::span<const uint32_t> allowed() override {
+    mask_[0] = n_left_ > 0 ? 1u << 8 : 1u;
+    return mask_;
+  }
+  bool accept(int token) override { return token == (n_left_-- > 0 ? 8 : 0); }
+
+ private:
+  std::vector<uint32_t> mask_ = std::vector<uint32_t>(32);
+  int n_left_;
+};
+
+TEST(EngineCore, ATextThatCanOnlyEndDoesSoBeforeMinTokens) {
+  CoreRig rig;
+  Request request{.prompt = some_prompt(9, 6), .max_tokens = 20, .min_tokens = 10};
+  request.constraint = std::make_shared<EightsThenEnd>(3);
+  const RequestId id = rig.add(std::move(request));
+  rig.run();
+  EXPECT_EQ(rig.text(id), (std::vector<int>{8, 8, 8}));
+  EXPECT_EQ(rig.last(id).finish, FinishReason::stop) << rig.last(id).error;
+}
+
+TEST(EngineCore, ABiasThatForbidsWhatTheConstraintAllowsIsNamed) {
+  CoreRig rig;
+  Request request = endless(some_prompt(9, 6), 20);
+  request.sampling.bias = {{8, -std::numeric_limits<float>::infinity()}};
+  request.constraint = std::make_shared<EightsThenEnd>(3);
+  const RequestId id = rig.add(std::move(request));
+  rig.run();
+  EXPECT_EQ(rig.last(id).finish, FinishReason::error);
+  EXPECT_NE(rig.last(id).error.find("logit_bias"), std::string::npos) << rig.last(id).error;
+}
+
 TEST(EngineCore, LogitsThatAreNotFiniteEndOneRequest) {
   CoreRig rig;
   const RequestId a = rig.add(endless(some_prompt(5, 1), 10)), b = rig.add(endless(some_prompt(5, 2), 10));

@@ -81,12 +81,20 @@ void ShadowModel::finish(std::span<const SampleParams> params, std::span<Sampled
       if (bias.bias > 1e30f) out[i] = {.token = bias.token, .logprob = -2.0f};
       while (bias.bias < -1e30f && out[i].token == bias.token) out[i].token = (out[i].token + 1) % facts_.vocab;
     }
-    if (!params[i].allowed.empty())
-      for (int t = 0; t < facts_.vocab; ++t)
-        if (params[i].allowed[static_cast<size_t>(t) / 32] >> (t % 32) & 1u) {
-          out[i].token = t;
-          break;
-        }
+    if (const auto allowed = params[i].allowed; !allowed.empty()) {
+      const auto may_come = [&](int t) {
+        return (allowed[static_cast<size_t>(t) / 32] >> (t % 32) & 1u) != 0 &&
+               std::none_of(params[i].bias.begin(), params[i].bias.end(),
+                            [&](const TokenBias& b) { return b.token == t && b.bias < -1e30f; });
+      };
+      int token = 0;
+      while (token < facts_.vocab && !may_come(token)) ++token;
+      if (token == facts_.vocab) {
+        out[i] = {.token = -1, .finite = false};
+        continue;
+      }
+      out[i].token = token;
+    }
     for (int t = 0; t < params[i].n_logprobs; ++t) out[i].top.push_back({t, -3.0f});
   }
 }

@@ -1,4 +1,5 @@
 // Chat completions through real sockets: whole and streamed, reasoning, tools, stops, usage, logprobs.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "server/server_fixture.h"
@@ -274,6 +275,7 @@ TEST(Chat, PromptsThatDoNotFitAreRefusedBeforeAnything) {
   EXPECT_EQ(answer.status, 400);
   const json error = json::parse(answer.body)["error"];
   EXPECT_EQ(error["code"], "context_length_exceeded");
+  EXPECT_EQ(error["param"], "messages");
   EXPECT_THAT(error["message"].get<std::string>(), testing::AllOf(testing::HasSubstr("128"), testing::ContainsRegex("100[0-9][0-9]")));
 }
 
@@ -297,6 +299,23 @@ TEST(Completions, EchoWithLogprobsScoresThePrompt) {
   EXPECT_FLOAT_EQ(choice["logprobs"]["token_logprobs"][1], -1.0f);
   EXPECT_EQ(choice["logprobs"]["text_offset"], json({0, 1, 2}));
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
+}
+
+TEST(Completions, TextOffsetsAreThoseOfTheTextThatIsGiven) {
+  // <｜User｜> has eight characters, and takes room only where it is part of the text.
+  const ServerFixture fixture(answering("z<｜User｜>y"));
+  const std::tuple<const char*, const char*, json> cases[] = {
+      {R"("a<｜User｜>b")", "true", {0, 1, 9, 10, 11, 11}},
+      {R"("a<｜User｜>b")", "false", {0, 1, 9, 10, 11, 19}},
+      {"[256,97,258,98]", "true", {0, 0, 1, 1, 2, 3, 3}},
+      {"[256,97,258,98]", "false", {0, 0, 1, 1, 2, 3, 11}},
+  };
+  for (const auto& [prompt, skips, offsets] : cases) {
+    const std::string body =
+        fmt::format(R"({{"prompt":{},"skip_special_tokens":{},"max_tokens":3,"echo":true,"logprobs":0}})", prompt, skips);
+    const json choice = json::parse(fixture.post("/v1/completions", body).body)["choices"][0];
+    EXPECT_EQ(choice["logprobs"]["text_offset"], offsets) << body << choice;
+  }
 }
 
 TEST(Completions, TakesListsOfPromptsAndOfTokens) {

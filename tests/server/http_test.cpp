@@ -98,6 +98,9 @@ TEST(Http, RefusesHostileBytes) {
       {start + "Expect: a-miracle\r\nContent-Length: 2\r\n\r\n{}", 417},
       {"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 415},
       {"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}", 415},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+       "Content-Length: 2\r\n\r\n{}",
+       415},
       {"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(1 << 20, 'a'), 431},
       {"GET /" + std::string(100000, 'a') + " HTTP/1.1\r\nHost: localhost\r\n\r\n", 431},
       {"GET /health HTTP/1.1\r\nHost: localhost\r\n" +

@@ -83,12 +83,16 @@ TEST(Structured, CallsCanBeForced) {
 
 TEST(Structured, WishesThatCannotBeHonouredAreRefused) {
   const ServerFixture fixture(drawing("deepseek-ai-DeepSeek-V3.1"));
-  for (const char* fields :
-       {R"("response_format":{"type":"json_schema","json_schema":{"schema":{"$ref":"#/nowhere"}}})", R"("guided_regex":"(")",
-        R"("guided_regex":"(?=a)b")", R"("grammar":"root ::= (")", R"("grammar":"root ::= root \"a\"")"}) {
+  const std::pair<const char*, const char*> wishes[] = {
+      {R"("response_format":{"type":"json_schema","json_schema":{"schema":{"$ref":"#/nowhere"}}})", "response_format"},
+      {R"("guided_regex":"(")", "guided_regex"},
+      {R"("structured_outputs":{"regex":"(?=a)b"})", "structured_outputs.regex"},
+      {R"("grammar":"root ::= (")", "grammar"},
+      {R"("grammar":"root ::= root \"a\"")", "grammar"}};
+  for (const auto& [fields, field] : wishes) {
     const HttpAnswer answer = fixture.chat(std::string(fields) + ",\"stream\":true");
     EXPECT_EQ(answer.status, 400) << fields << answer.body;
-    EXPECT_EQ(json::parse(answer.body)["error"]["param"], "response_format");
+    EXPECT_EQ(json::parse(answer.body)["error"]["param"], field) << fields;
   }
 }
 
