@@ -9,11 +9,21 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace cachalot {
 namespace fs = std::filesystem;
+namespace {
+
+// What a clone without Git LFS has in the place of a large file.
+bool is_lfs_pointer(std::span<const std::byte> bytes) {
+  constexpr std::string_view kBegin = "version https://git-lfs.github.com/spec/";
+  return bytes.size() > kBegin.size() && bytes.size() < 1024 && std::memcmp(bytes.data(), kBegin.data(), kBegin.size()) == 0;
+}
+
+}  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -37,6 +47,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
     file->data_ = static_cast<const std::byte*>(data);
   }
   ::close(fd);
+  if (is_lfs_pointer(file->bytes())) fail("{}: a Git LFS pointer in place of the file; get it with git lfs pull", path.string());
   return file;
 }
 

@@ -11,7 +11,8 @@ namespace cachalot {
 
 class MappedFile {
  public:
-  // Throws Error naming the path when it cannot be opened, is not a regular file, or cannot be mapped. An empty file maps to no bytes.
+  // Throws Error naming the path when it cannot be opened, is not a regular file, is a Git LFS pointer, or cannot be mapped. An empty file
+  // maps to no bytes.
   static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

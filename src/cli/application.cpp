@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/usage_error.h"
 
 namespace cachalot {
 namespace {
@@ -79,17 +80,6 @@ int report(int code, const std::string& message) {
   return code;
 }
 
-// The deepest command that was named, for "see ... --help".
-std::string command_line_name(const CLI::App& app) {
-  std::string name = "cachalot";
-  const CLI::App* at = &app;
-  while (!at->get_subcommands().empty()) {
-    at = at->get_subcommands().front();
-    name += " " + at->get_name();
-  }
-  return name;
-}
-
 int parse(CLI::App& app, int argc, char** argv, bool& finished) {
   finished = true;
   try {
@@ -98,15 +88,10 @@ int parse(CLI::App& app, int argc, char** argv, bool& finished) {
     app.parse(std::move(arguments));
     finished = false;
     return kExitOk;
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::CallForAllHelp& help) {
-    return app.exit(help);
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
   } catch (const CLI::ParseError& error) {
-    std::string text = error.what();
-    for (char& c : text)
-      if (c == '\n') c = ' ';
-    return report(kExitUsage, fmt::format("{} (see {} --help)", printable(text, 400), command_line_name(app)));
+    return report(kExitUsage, fmt::format("{} (see {} --help)", usage_error_text(app, error), command_name(app)));
   }
 }
 
@@ -119,6 +104,7 @@ int run_application(int argc, char** argv) {
   app.option_defaults()->take_last();
   app.require_subcommand(1);
   app.get_formatter()->label("OPTIONS", "FLAGS");
+  app.set_version_flag("-V,--version", "cachalot " CACHALOT_VERSION, "Print the version and exit");
   app.footer(
       "Each flag has an environment variable: CACHALOT_MAX_TOKENS=20 stands for --max-tokens 20; the flag wins.\n"
       "Exit codes: 0 done, 1 bad input, 2 wrong flags, 130 interrupted.");
@@ -141,7 +127,7 @@ int run_application(int argc, char** argv) {
     return kExitUsage;
   }
   if (argv[1][0] != '-' && app.get_subcommands([&](const CLI::App* command) { return command->check_name(argv[1]); }).empty())
-    return report(kExitUsage, fmt::format("no command \"{}\" (see cachalot --help)", printable(argv[1])));
+    return report(kExitUsage, unknown_command(app, argv[1]) + " (see cachalot --help)");
   listen_to_environment(app, argc, argv);
   bool finished = false;
   int code = parse(app, argc, argv, finished);

@@ -190,10 +190,11 @@ void add_run_command(CLI::App& app, Context& context) {
       "the\n"
       "prompt as a user's message; --raw lets it continue the text as it stands (control tokens in it count, BOS is put before it).\n"
       "Without: a chat. Ctrl-C ends an answer; /help lists commands. Examples:\n"
+      "  cachalot run model.gguf\n"
       "  cachalot run -m model.gguf -p 'Why is the sky blue?'\n"
       "  cachalot run -m DeepSeek-V2-Lite/ --raw -p 'def fib(n):' -n 100 --temp 0");
 
-  add_model_flags(*command, flags->model);
+  add_model_flags_or_argument(*command, flags->model);
   const char* prompt_group = "Prompt";
   CLI::Option* prompt = command->add_option("-p,--prompt", flags->prompt, "Answer this text")->type_name("TEXT")->group(prompt_group);
   CLI::Option* file = command->add_option("-f,--file", flags->file, "Answer the text of a file; - for the standard input")
@@ -219,7 +220,8 @@ void add_run_command(CLI::App& app, Context& context) {
   command->add_flag("--check-finite", flags->check_finite, "Stop at the first operation that gives NaN or infinity")
       ->group(output_group)
       ->excludes(trace);
-  command->callback([flags, &context, prompt, file] {
+  command->callback([flags, command, &context, prompt, file] {
+    choose_model(*command, flags->model);
     if (flags->json && prompt->count() == 0 && file->count() == 0) throw CLI::ValidationError("--json needs -p or -f");
     context.action = [flags] { return run(*flags); };
   });

@@ -114,8 +114,8 @@ void add_serve_command(CLI::App& app, Context& context) {
       "certificate. Examples:\n"
       "  cachalot serve model.gguf\n"
       "  cachalot serve -m DeepSeek-V2-Lite/ --host 0.0.0.0 --port 8080 --api-key-file keys.txt");
-  command->callback([flags, &context] {
-    if (flags->model.model.empty()) throw CLI::RequiredError("a model (serve MODEL, or --model)");
+  command->callback([flags, command, &context] {
+    choose_model(*command, flags->model);
     context.action = [flags] { return serve(*flags); };
   });
 }

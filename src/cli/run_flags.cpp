@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <random>
 
 #include "base/error.h"
@@ -73,6 +74,23 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->required()
       ->group(group);
   add_device_flags(command, flags);
+}
+
+void add_model_flags_or_argument(CLI::App& command, ModelFlags& flags) {
+  add_model_flags(command, flags);
+  command.add_option("model", flags.model_argument, "The same as --model")->type_name("PATH");
+  command.get_option("--model")->required(false);
+}
+
+void choose_model(const CLI::App& command, ModelFlags& flags) {
+  if (!flags.model_argument.empty()) {
+    const char* variable = std::getenv(command.get_option("--model")->get_envname().c_str());
+    if (!flags.model.empty() && (variable == nullptr || flags.model != variable))
+      throw CLI::ValidationError(
+          fmt::format("found \"{}\" beside --model; a text of several words needs quotes", printable(flags.model_argument)));
+    flags.model = flags.model_argument;
+  }
+  if (flags.model.empty()) throw CLI::RequiredError(fmt::format("a model ({} MODEL, or --model)", command.get_name()));
 }
 
 void add_device_flags(CLI::App& command, ModelFlags& flags) {

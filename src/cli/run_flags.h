@@ -15,7 +15,7 @@ namespace cachalot {
 CLI::Validator number_between(double low, double high);
 
 struct ModelFlags {
-  std::string model, tokenizer, device = "cpu", kv_cache_dtype = "auto", numa = "none";
+  std::string model, model_argument, tokenizer, device = "cpu", kv_cache_dtype = "auto", numa = "none";
   bool pin = false;
   int threads = 0, max_model_len = 0, block_size = 16, prefill_chunk = 512;
   double memory_utilization = 0.9;
@@ -24,6 +24,9 @@ struct ModelFlags {
 };
 // -m, --device, -t, --pin, --numa: for every command that runs a model.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+// The same, where the model may also be named without -m. choose_model(), once flags are read, throws when it was not named, or twice.
+void add_model_flags_or_argument(CLI::App& command, ModelFlags& flags);
+void choose_model(const CLI::App& command, ModelFlags& flags);
 // Those without -m.
 void add_device_flags(CLI::App& command, ModelFlags& flags);
 // --kv-cache-dtype, --block-size.

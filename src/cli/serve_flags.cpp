@@ -165,9 +165,7 @@ void add_life_flags(CLI::App& command, ServeFlags& f) {
 }  // namespace
 
 void add_serve_flags(CLI::App& command, ServeFlags& flags) {
-  add_model_flags(command, flags.model);
-  command.add_option("model", flags.model.model, "The same as --model")->type_name("PATH");
-  command.get_option("--model")->required(false);
+  add_model_flags_or_argument(command, flags.model);
   add_cache_flags(command, flags.model);
   add_engine_flags(command, flags.engine, {.seqs = 1 << 16, .batched_tokens = 1 << 20});
   add_queue_flags(command, flags);

@@ -55,6 +55,8 @@ std::unique_ptr<Checkpoint> open_pack(const fs::path& directory, const std::stri
 std::unique_ptr<Checkpoint> open_directory(const fs::path& directory, PackedModels packed) {
   const std::string name = directory.string();
   std::error_code error;
+  if (fs::exists(directory / "adapter_config.json", error) && !fs::exists(directory / "config.json", error))
+    fail("{}: found an adapter (adapter_config.json), expected a model; merge it into its base model first", name);
   if (fs::exists(directory / kPackName, error)) return open_pack(directory, name, packed);
   if (fs::exists(directory / kPackGguf, error)) fail("{}: an unfinished packed model: {} is missing", name, kPackName);
   if (const fs::path index = directory / "model.safetensors.index.json"; fs::exists(index, error))
@@ -88,12 +90,21 @@ std::unique_ptr<Checkpoint> open_directory(const fs::path& directory, PackedMode
   fail("{}: no *.safetensors and no *.gguf in this directory", name);
 }
 
+// "organisation/model", or an address.
+bool looks_like_hub_name(const std::string& name) {
+  const size_t slash = name.find('/');
+  return name.find("://") != std::string::npos || (slash != std::string::npos && slash > 0 && name[0] != '.' && name[0] != '~' &&
+                                                   slash + 1 < name.size() && name.find('/', slash + 1) == std::string::npos);
+}
+
 }  // namespace
 
 std::unique_ptr<Checkpoint> Checkpoint::open(const fs::path& path, PackedModels packed) {
   std::error_code error;
   const auto status = fs::status(path, error);
-  if (!fs::exists(status)) fail("{}: no such file or directory", path.string());
+  if (!fs::exists(status))
+    fail("{}: no such file or directory{}", path.string(),
+         looks_like_hub_name(path.string()) ? "; models are not fetched from a hub: expected a path on this machine" : "");
   if (fs::is_directory(status)) return open_directory(path, packed);
   if (!fs::is_regular_file(status)) fail("{}: not a regular file", path.string());
   if (path.extension() == ".cachalot") {

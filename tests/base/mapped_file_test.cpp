@@ -28,6 +28,12 @@ TEST(MappedFile, AnEmptyFileHasNoBytes) {
   EXPECT_TRUE(MappedFile::open(dir.write("empty", ""))->bytes().empty());
 }
 
+TEST(MappedFile, RefusesAGitLfsPointer) {
+  const test::TempDir dir;
+  const auto path = dir.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
+  EXPECT_THAT(test::error_of([&] { MappedFile::open(path); }), HasSubstr("model.safetensors: a Git LFS pointer"));
+}
+
 TEST(MappedFile, StaysReadableAfterTheFileIsUnlinked) {
   const test::TempDir dir;
   const auto path = dir.write("a.bin", "whale");

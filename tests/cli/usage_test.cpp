@@ -77,9 +77,17 @@ TEST(Usage, HelpOfEachCommandNamesItsFlags) {
 
 TEST(Usage, WrongFlagsAreRefusedInOneLine) {
   const std::string model = testdata("tiny-v3");
-  expect_refusal(run_program({"dance"}), 2, "dance");
+  expect_refusal(run_program({"dance"}), 2, "no command \"dance\" (see cachalot --help)");
+  expect_refusal(run_program({"serv", model}), 2, "did you mean \"serve\"?");
   expect_refusal(run_program({"run"}), 2, "--model");
-  expect_refusal(run_program({"run", "-m", model, "--no-such-flag"}), 2, "--no-such-flag");
+  expect_refusal(run_program({"run", "-m", model, "--no-such-flag"}), 2, "no flag \"--no-such-flag\" (see cachalot run --help)");
+  expect_refusal(run_program({"run", "-m", model, "--promt", "a"}), 2, "no flag \"--promt\"; did you mean --prompt?");
+  expect_refusal(run_program({"run", "-m", model, "--promt=a"}), 2, "no flag \"--promt\"; did you mean --prompt?");
+  expect_refusal(run_program({"eval", "ppl", "-m", model, "--windws", "3"}), 2, "did you mean --windows? (see cachalot eval ppl --help)");
+  expect_refusal(run_program({"run", "-m", model, "-p", "two", "words"}), 2, "found \"words\" beside --model");
+  expect_refusal(run_program({"generate", "-m", model, "words"}), 2, "found \"words\", which belongs to no flag");
+  expect_refusal(run_program({"generate", "-m", model, "--inptu", "a", "-o", "b"}), 2, "did you mean --input?");
+  expect_refusal(run_program({"run", "-m", model, "-p", "a", "--top-k", "1.5"}), 2, "--top-k: found 1.5");
   expect_refusal(run_program({"run", "-m", model, "-p", "a", "--temp", "hot"}), 2, "hot");
   expect_refusal(run_program({"run", "-m", model, "-p", "a", "--temp", "nan"}), 2, "nan");
   expect_refusal(run_program({"run", "-m", model, "-p", "a", "--temp", "-1"}), 2, "-1");
@@ -116,7 +124,16 @@ TEST(Usage, MissingAndBadFiles) {
   expect_refusal(run_program({"tokenize", "--tokenizer", folder.write("tokenizer.json", "{}"), "text"}), 1, "tokenizer.json");
 }
 
+TEST(Usage, RunTakesTheModelWithoutAFlag) {
+  const ProgramResult result = run_program({"run", testdata("tiny-v3"), "-p", "a", "-n", "2", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.json()["completion_tokens"], 2);
+  const std::vector<std::string> environment{"CACHALOT_MODEL=/no/such/model"};
+  EXPECT_EQ(run_program({"run", testdata("tiny-v3"), "-p", "a", "-n", "2"}, {.environment = environment}).code, 0);
+}
+
 TEST(Usage, VersionTellsDevices) {
+  EXPECT_THAT(run_program({"--version"}).out, StartsWith("cachalot "));
   const ProgramResult text = run_program({"version"});
   EXPECT_EQ(text.code, 0);
   EXPECT_THAT(text.out, StartsWith("cachalot "));

@@ -262,5 +262,15 @@ TEST(GgufCheckpoint, HasMatricesStacksAndVectors) {
   EXPECT_THAT(error_of([&] { static_cast<void>(checkpoint->vector("output_norm.weight", 32)); }), HasSubstr("found [64], expected [32]"));
 }
 
+TEST(Checkpoint, AdaptersAndHubNamesAreToldFromModels) {
+  const test::TempDir dir;
+  for (const char* file : {"adapter_config.json", "adapter_model.safetensors"}) static_cast<void>(dir.write(file, "{}"));
+  EXPECT_THAT(error_of([&] { Checkpoint::open(dir.path()); }), HasSubstr("found an adapter (adapter_config.json)"));
+  for (const char* name : {"deepseek-ai/DeepSeek-V2-Lite", "https://example.org/a/b"})
+    EXPECT_THAT(error_of([&] { Checkpoint::open(name); }), HasSubstr("not fetched from a hub"));
+  for (const char* path : {"/no/such/model", "./models/a", "model.gguf", "a/b/c"})
+    EXPECT_THAT(error_of([&] { Checkpoint::open(path); }), ::testing::EndsWith("no such file or directory"));
+}
+
 }  // namespace
 }  // namespace cachalot
