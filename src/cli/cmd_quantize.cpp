@@ -275,6 +275,52 @@ double bits_for_size(const std::vector<PlannedMatrix>& planned, double bytes) {
   return bits;
 }
 
+// Refuses what cannot be written to, before any work; --force replaces files and models, not folders of something else.
+void check_place(const QuantizeFlags& flags, FileFormat format) {
+  const std::filesystem::path out = flags.out;
+  if (!std::filesystem::exists(out)) return;
+  const bool folder = std::filesystem::is_directory(out);
+  if (folder && format == FileFormat::gguf) fail("-o {}: is a directory, expected the name of a GGUF file", flags.out);
+  if (!folder && format != FileFormat::gguf) fail("-o {}: is a file, but --format {} makes a directory", flags.out, flags.format);
+  if (!flags.force) fail("{}: is there already; --force replaces it", flags.out);
+  if (folder && !std::filesystem::is_empty(out) && !std::filesystem::exists(out / "config.json"))
+    fail("-o {}: is a directory that holds no model; --force does not replace it", flags.out);
+}
+
+// What is allowed, and yet hardly meant.
+void warn(const QuantizeFlags& flags, const Checkpoint& checkpoint, const std::vector<PlannedMatrix>& planned) {
+  const auto warn_if_idle = [&](const char* flag, const std::string& pattern) {
+    const bool matches =
+        std::any_of(planned.begin(), planned.end(), [&](const PlannedMatrix& p) { return glob_matches(pattern, p.matrix.name); });
+    if (!matches) fmt::print(stderr, "warning: {}: no matrix has a name like \"{}\"; --dry-run prints them\n", flag, printable(pattern));
+  };
+  for (const std::string& pattern : flags.keep) warn_if_idle("--keep", pattern);
+  for (const std::string& rule : flags.rules) warn_if_idle("--rule", rule.substr(0, rule.find('=')));
+
+  double all = 0.0, rounded = 0.0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    double weights = tensor.weights_each;
+    for (const int64_t n : tensor.shape) weights *= static_cast<double>(n);
+    all += weights;
+    if (8.0 * static_cast<double>(tensor.data.size()) < 8.0 * weights) rounded += weights;
+  }
+  if (rounded > 0.1 * all)
+    fmt::print(
+        stderr,
+        "warning: {}: {:.0f}% of its weights have fewer than 8 bits already; rounding them again adds to what that cost, so start from "
+        "the original if it can be had\n",
+        flags.model, 100.0 * rounded / all);
+
+  const auto file_of = [](const std::string& named) { return std::filesystem::weakly_canonical(named.substr(named.find('=') + 1)); };
+  for (const std::string& evaluated : flags.evaluation) {
+    const auto same = [&](const std::string& text) { return file_of(text) == file_of(evaluated); };
+    if (std::any_of(flags.domains.begin(), flags.domains.end(), same) ||
+        std::any_of(flags.calibration.begin(), flags.calibration.end(), same))
+      fmt::print(stderr, "warning: --eval {}: is calibrated on as well, so the loss on it looks smaller than it is\n",
+                 printable(evaluated));
+  }
+}
+
 int quantize(QuantizeFlags flags) {
   const FileFormat format = format_of(flags);
   if (flags.type.empty()) flags.type = default_type(format);
@@ -285,6 +331,10 @@ int quantize(QuantizeFlags flags) {
   if (format != FileFormat::gguf && checkpoint->gguf() != nullptr) {
     if (flags.tokenizer.empty())
       fail("{}: a GGUF file has no tokenizer.json for a directory: --tokenizer names a folder that has the model's", flags.model);
+    const std::filesystem::path given = flags.tokenizer;
+    const bool file = given.filename() == "tokenizer.json";
+    if (!std::filesystem::exists(file ? given : given / "tokenizer.json"))
+      fail("--tokenizer {}: found no tokenizer.json, expected a folder with the model's", flags.tokenizer);
     viewed = std::move(checkpoint);
     checkpoint = make_hf_view(*viewed, config);
   }
@@ -296,6 +346,7 @@ int quantize(QuantizeFlags flags) {
   std::vector<std::string> notes;
   if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
   if (!flags.imatrix.empty()) use_imatrix(flags.imatrix, config, recipe);
+  warn(flags, *checkpoint, plan(recipe, config));
   if (flags.dry_run) {
     print_plan(plan(recipe, config));
     return kExitOk;
@@ -307,7 +358,7 @@ int quantize(QuantizeFlags flags) {
   } else if (flags.out.empty()) {
     fail("-o: expected a place to write to");
   }
-  if (!flags.force && !flags.measure && std::filesystem::exists(flags.out)) fail("{}: is there already; --force replaces it", flags.out);
+  if (!flags.measure) check_place(flags, format);
   const auto device = make_ops(flags.device, {.n_threads = flags.threads, .f32 = true});
   const auto staged = device->host_memory() ? nullptr : make_staged_ops(*device);
   Ops* const ops = staged ? staged.get() : device.get();
@@ -400,7 +451,10 @@ void add_quantize_command(CLI::App& app, Context& context) {
   command->add_option("--imatrix", flags->imatrix, "Importance matrix that weighs rounding errors, of llama-imatrix or cachalot imatrix")
       ->type_name("FILE");
   command->add_flag("--chat", flags->chat, "Apply the model's chat template to the \"messages\" of .jsonl lines");
-  command->add_option("--tokens", flags->tokens, "Calibration tokens, shared evenly among domains")->type_name("N")->default_str("65536");
+  command->add_option("--tokens", flags->tokens, "Calibration tokens, shared evenly among domains")
+      ->type_name("N")
+      ->check(number_between(1, 1e12))
+      ->default_str("65536");
   command->add_option("--window", flags->window, "Tokens of a window")
       ->type_name("N")
       ->check(number_between(16, 1 << 16))

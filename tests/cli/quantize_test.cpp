@@ -134,6 +134,44 @@ TEST(QuantizeResume, KnowsAnImportanceMatrixByItsContent) {
   EXPECT_TRUE(std::filesystem::exists(out));
 }
 
+TEST_F(QuantizeText, WhatIsHardlyMeantIsSaid) {
+  const std::string model = testdata("tiny-v2").string(), once = (folder_.path() / "once.gguf").string();
+  ASSERT_EQ(run_program({"quantize", "-q", "-m", model, "-o", once}).code, 0);
+  const std::vector<std::string> common{"quantize", "-q",  "--measure",      "--type", "q8_0",     "--window",       "64",
+                                        "--tokens", "512", "--eval-windows", "1",      "--domain", "legal=" + legal_};
+  const auto warnings = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = common;
+    command.insert(command.end(), more.begin(), more.end());
+    const ProgramResult result = run_program(command);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.err;
+  };
+  EXPECT_EQ(warnings({"-m", model, "--keep", "blk.0.attn_q*", "--eval", "code=" + testdata("text/code/eval.txt").string()}), "");
+  EXPECT_THAT(warnings({"-m", once}), HasSubstr("have fewer than 8 bits already"));
+  EXPECT_THAT(warnings({"-m", model, "--keep", "blk.9*"}), HasSubstr("--keep: no matrix has a name like \"blk.9*\""));
+  EXPECT_THAT(warnings({"-m", model, "--rule", "attn_q=q4_k"}), HasSubstr("--rule: no matrix has a name like \"attn_q\""));
+  EXPECT_THAT(warnings({"-m", model, "--eval", "same=" + legal_}), HasSubstr("is calibrated on as well"));
+}
+
+TEST(QuantizeFormats, ForceReplacesModelsOnly) {
+  const TempDir folder, other;
+  const std::string model = testdata("tiny-v2").string(), mine = other.path(), file = other.write("thesis.txt", "x");
+  const auto refusal = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command{"quantize", "-q", "-m", model, "--force"};
+    command.insert(command.end(), more.begin(), more.end());
+    const ProgramResult result = run_program(command);
+    EXPECT_EQ(result.code, 1);
+    return result.err;
+  };
+  EXPECT_THAT(refusal({"-o", mine, "--format", "awq"}), HasSubstr("holds no model"));
+  EXPECT_THAT(refusal({"-o", mine}), HasSubstr("is a directory, expected the name of a GGUF file"));
+  EXPECT_THAT(refusal({"-o", file, "--format", "awq"}), HasSubstr("is a file, but --format awq makes a directory"));
+  EXPECT_TRUE(std::filesystem::exists(file));
+  const std::string out = folder.path() / "out";
+  std::filesystem::create_directory(out);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(run_program({"quantize", "-q", "-m", model, "-o", out, "--format", "awq", "--force"}).code, 0);
+}
+
 TEST(QuantizeFormats, ADirectoryIsNotNamedLikeAFile) {
   const ProgramResult result = run_program({"quantize", "-m", testdata("tiny-v2").string(), "-o", "x.gguf", "--format", "awq"});
   EXPECT_EQ(result.code, 1);
