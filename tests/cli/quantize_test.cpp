@@ -137,8 +137,9 @@ TEST(QuantizeResume, KnowsAnImportanceMatrixByItsContent) {
 TEST_F(QuantizeText, WhatIsHardlyMeantIsSaid) {
   const std::string model = testdata("tiny-v2").string(), once = (folder_.path() / "once.gguf").string();
   ASSERT_EQ(run_program({"quantize", "-q", "-m", model, "-o", once}).code, 0);
-  const std::vector<std::string> common{"quantize", "-q",  "--measure",      "--type", "q8_0",     "--window",       "64",
-                                        "--tokens", "512", "--eval-windows", "1",      "--domain", "legal=" + legal_};
+  const std::vector<std::string> common{"quantize",       "-q", "--measure", "--type", "q8_0",           "--method", "rtn",
+                                        "--window",       "64", "--tokens",  "512",    "--eval-windows", "1",        "--domain",
+                                        "legal=" + legal_};
   const auto warnings = [&](const std::vector<std::string>& more) {
     std::vector<std::string> command = common;
     command.insert(command.end(), more.begin(), more.end());

@@ -41,11 +41,17 @@ def tokenizer_of_gguf(path):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos)
 
 
-def as_directory(model, scratch):
-    out = scratch / "original"
-    if model.is_dir():
+def as_directory(model, scratch, layers):
+    out = scratch / (f"original-{layers}" if layers else "original")
+    if (out / "config.json").exists():
+        return out
+    if layers:
+        whole = as_directory(model, scratch, 0)
+        AutoModelForCausalLM.from_pretrained(whole, num_hidden_layers=layers, dtype="auto").save_pretrained(out)
+        AutoTokenizer.from_pretrained(whole).save_pretrained(out)
+    elif model.is_dir():
         return model
-    if not (out / "config.json").exists():
+    else:
         loaded = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32)
         del loaded.config.quantization_config  # it is dequantized by now, which save_pretrained does not see
         fresh = AutoModelForCausalLM.from_config(loaded.config).to(torch.bfloat16)
@@ -56,7 +62,8 @@ def as_directory(model, scratch):
 
 
 def windows(tokenizer, texts, tokens, length):
-    """Evenly spread windows of each text behind BOS, as many of each text."""
+    """Evenly spread windows of each text, as many of each text; behind BOS if the tokenizer adds one, as Cachalot cuts them."""
+    begins_with = [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
     rows = []
     for path in texts:
         ids = tokenizer(pathlib.Path(path).read_text(), add_special_tokens=False)["input_ids"]
@@ -65,7 +72,7 @@ def windows(tokenizer, texts, tokens, length):
             raise SystemExit(f"{path}: {available} windows of {length} tokens, expected at least {wanted}")
         for i in range(wanted):
             begin = i * available // wanted * length
-            rows.append({"input_ids": [tokenizer.bos_token_id] + ids[begin:begin + length - 1], "attention_mask": [1] * length})
+            rows.append({"input_ids": begins_with + ids[begin:begin + length - len(begins_with)], "attention_mask": [1] * length})
     return Dataset.from_list(rows)
 
 
@@ -98,17 +105,18 @@ def main():
     parser.add_argument("--tokens", type=int, default=8192, help="to calibrate on")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--windows", type=int, default=8, help="of each text that is measured")
+    parser.add_argument("--layers", type=int, default=0, help="only the first so many, to save time")
     parser.add_argument("--group", type=int, default=64)
     args = parser.parse_args()
     args.scratch.mkdir(parents=True, exist_ok=True)
 
-    original = as_directory(args.model, args.scratch)
+    original = as_directory(args.model, args.scratch, args.layers)
     data = windows(AutoTokenizer.from_pretrained(original), [text.split("=", 1)[1] for text in args.calib], args.tokens, args.window)
     texts = [part for text in args.eval for part in ("--domain", text)]
     print("| method | by | seconds | domain | perplexity ratio | mean KL | same first choice |\n| --- | --- | --- | --- | --- | --- | --- |")
     for method in args.methods.split(","):
         for who in "llm-compressor", "cachalot":
-            out, begin = args.scratch / f"{who}-{method}", time.time()
+            out, begin = args.scratch / f"{who}-{method}{args.layers or ''}", time.time()
             if not (out / "config.json").exists():
                 if who == "cachalot":
                     quantize_ours(args, original, method, out)
