@@ -144,6 +144,7 @@ class CudaOps final : public Ops {
 
   // moe.cpp
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
+  bool moe_few(View x, const Experts& experts, const Routing& routing, View y);
   void plan_moe(MoePlan& plan, Tile weights);
   void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);

@@ -52,9 +52,10 @@ struct Frag {
   uint32_t high[kTile == Tile::q6g16 ? 2 : 1];
   uint4 scales;
 
-  // `from` is the record; for bf16 it is the first element of the chunk in row g, and `next` the distance to row g + 8 in elements.
+  // `from` is the record and `next` its scales_from; for bf16 `from` is the first element of the chunk in row g, and `next` the distance to
+  // row g + 8 in elements.
   // When not `there`, nothing is read and the content is undefined.
-  __device__ __forceinline__ void load(bool there, const uint8_t* from, int lane, int64_t next = 0) {
+  __device__ __forceinline__ void load(bool there, const uint8_t* from, int lane, int64_t next) {
     if constexpr (kTile == Tile::bf16) {
       const auto* row = reinterpret_cast<const bf16*>(from) + (lane & 3) * 8;
       load_stream(codes[0], row, there);
@@ -67,12 +68,17 @@ struct Frag {
       if constexpr (kTile == Tile::q5g32) load_word(high[0], from + kInfo.high_at + lane * 4, there);
       if constexpr (kTile == Tile::q6g16) load_pair(high[0], high[1], from + kInfo.high_at + lane * 8, there);
       const uint8_t* s = from + kInfo.scale_at;
-      if constexpr (kTile == Tile::q4g32 || kTile == Tile::q6g16)
+      if constexpr (kTile == Tile::q4g32 || kTile == Tile::q6g16) {
         load_stream(scales, s + (lane >> 2) * 16, there);
-      else if constexpr (kTile == Tile::f8)
+      } else if constexpr (kTile == Tile::f8) {
         load_word(scales.x, s, there);
-      else
+      } else if constexpr (kTile == Tile::q4g128) {
+        s += next + (lane >> 2) * 4;
+        load_word(scales.x, s, there);
+        load_word(scales.y, s + kInfo.bytes, there);
+      } else {
         load_pair(scales.x, scales.y, s + (lane >> 2) * 8, there);
+      }
     }
   }
 
@@ -126,7 +132,7 @@ struct Frag {
     if constexpr (kTile == Tile::q4g32) {
       const float2 v = half2_of(h == 0 ? (s == 0 ? scales.x : scales.y) : (s == 0 ? scales.z : scales.w));
       return make_float2(v.x, fmaf(128.0f, v.x, v.y));
-    } else if constexpr (kTile == Tile::q4g64) {
+    } else if constexpr (kTile == Tile::q4g64 || kTile == Tile::q4g128) {
       const float2 v = half2_of(h == 0 ? scales.x : scales.y);
       return make_float2(v.x, fmaf(128.0f, v.x, v.y));
     } else if constexpr (kTile == Tile::q6g16) {
@@ -199,7 +205,8 @@ __device__ inline float record_weight(Tile tile, const uint8_t* matrix, int cols
     code |= static_cast<int>((high >> (2 * (4 * h + i) + 16 * odd)) & 3u) << 4;
     return f16_at(8 * g + 4 * h + 2 * s + (j >> 2)) * static_cast<float>(code - 32);
   }
-  const int at = tile == Tile::q4g32 ? 8 * g + 4 * h + 2 * s : 4 * g + 2 * h;
+  if (tile == Tile::q4g128) record += scales_from(tile, col >> 6) + h * t.bytes;
+  const int at = tile == Tile::q4g128 ? 2 * g : tile == Tile::q4g32 ? 8 * g + 4 * h + 2 * s : 4 * g + 2 * h;
   return fmaf(f16_at(at), static_cast<float>(code), -f16_at(at + 1));
 }
 

@@ -12,6 +12,7 @@ cudaError_t launch_gemm_stream(const GemmArgs& a, cudaStream_t stream) {
     case Tile::bf16: return launch_stream_bf16(a, col_tiles, stream);
     case Tile::q4g32: return launch_stream_q4g32(a, col_tiles, stream);
     case Tile::q4g64: return launch_stream_q4g64(a, col_tiles, stream);
+    case Tile::q4g128: return launch_stream_q4g128(a, col_tiles, stream);
     case Tile::q5g32: return launch_stream_q5g32(a, col_tiles, stream);
     case Tile::q6g16: return launch_stream_q6g16(a, col_tiles, stream);
     case Tile::q8g32: return launch_stream_q8g32(a, col_tiles, stream);
@@ -27,6 +28,7 @@ cudaError_t launch_gemm_tile(const GemmArgs& a, cudaStream_t stream) {
     case Tile::bf16: return launch_tile_bf16(a, rows, stream);
     case Tile::q4g32: return launch_tile_q4g32(a, rows, stream);
     case Tile::q4g64: return launch_tile_q4g64(a, rows, stream);
+    case Tile::q4g128: return launch_tile_q4g128(a, rows, stream);
     case Tile::q5g32: return launch_tile_q5g32(a, rows, stream);
     case Tile::q6g16: return launch_tile_q6g16(a, rows, stream);
     case Tile::q8g32: return launch_tile_q8g32(a, rows, stream);
@@ -100,6 +102,7 @@ cudaError_t launch_gemm_wgmma(const GemmArgs& a, cudaStream_t stream) {
     case Tile::bf16: return launch_wgmma_bf16(a, rows, stream);
     case Tile::q4g32: return launch_wgmma_q4g32(a, rows, stream);
     case Tile::q4g64: return launch_wgmma_q4g64(a, rows, stream);
+    case Tile::q4g128: return launch_wgmma_q4g128(a, rows, stream);
     case Tile::q5g32: return launch_wgmma_q5g32(a, rows, stream);
     case Tile::q6g16: return launch_wgmma_q6g16(a, rows, stream);
     case Tile::q8g32: return launch_wgmma_q8g32(a, rows, stream);

@@ -208,10 +208,10 @@ constexpr int stream_depth(Tile tile, int row_tiles, int col_tiles) {
   return col_tiles > 2 ? 2 : 4;
 }
 constexpr int stream_blocks(Tile tile, int row_tiles, int col_tiles, int warps) {
-  if (warps == 8) return row_tiles == 2 && col_tiles == 1 && (tile == Tile::q4g32 || tile == Tile::q4g64) ? 3 : 2;
+  if (warps == 8) return row_tiles == 2 && col_tiles == 1 && tile_info(tile).code_bits == 4 ? 3 : 2;
   if (tile == Tile::bf16) return col_tiles == 1 ? 4 : 3;
   if (tile_info(tile).code_bits == 8) return col_tiles == 1 ? 6 : col_tiles == 2 ? 5 : 4;
-  return col_tiles == 1 ? (tile == Tile::q4g64 ? 8 : 7) : col_tiles == 2 ? 5 : 4;
+  return col_tiles == 1 ? (tile == Tile::q4g64 || tile == Tile::q4g128 ? 8 : 7) : col_tiles == 2 ? 5 : 4;
 }
 
 template <Tile kTile, int kRowTiles, int kColTiles, int kWarps>
@@ -237,7 +237,7 @@ __global__ __launch_bounds__(kWarps * 32,
   for (int r = 0; r < kRowTiles; ++r) {
     const int tile = a.swiglu ? work.block : min(work.block * kRowTiles + r, last_tile);
     const uint8_t* matrix = (a.swiglu && r == 1 ? work.up : work.w.data) + work.matrix * work.w.matrix_bytes;
-    next[r] = 0;
+    next[r] = scales_from(kTile, warp);  // of all chunks of this warp, which are an even number apart
     if constexpr (kTile == Tile::bf16) {
       const int row = min(tile * 16 + g, work.w.out - 1), row8 = min(tile * 16 + g + 8, work.w.out - 1);
       start[r] = matrix + static_cast<int64_t>(row) * work.w.cols * 2 + warp * kChunkBytes;
@@ -349,6 +349,7 @@ cudaError_t launch_stream_format(const GemmArgs& a, int col_tiles, cudaStream_t 
 cudaError_t launch_stream_bf16(const GemmArgs& a, int col_tiles, cudaStream_t stream);
 cudaError_t launch_stream_q4g32(const GemmArgs& a, int col_tiles, cudaStream_t stream);
 cudaError_t launch_stream_q4g64(const GemmArgs& a, int col_tiles, cudaStream_t stream);
+cudaError_t launch_stream_q4g128(const GemmArgs& a, int col_tiles, cudaStream_t stream);
 cudaError_t launch_stream_q5g32(const GemmArgs& a, int col_tiles, cudaStream_t stream);
 cudaError_t launch_stream_q6g16(const GemmArgs& a, int col_tiles, cudaStream_t stream);
 cudaError_t launch_stream_q8g32(const GemmArgs& a, int col_tiles, cudaStream_t stream);

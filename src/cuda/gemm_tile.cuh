@@ -64,7 +64,7 @@ __global__ __launch_bounds__(256, 1) void tile_kernel(const __grid_constant__ Ge
   };
 
   const uint8_t* base[2];
-  int64_t next[2];
+  int64_t next[2] = {};  // bf16
   const int last_tile = (a.w.out + 15) / 16 - 1, block = static_cast<int>(blockIdx.x);
   const int64_t matrix_at = static_cast<int64_t>(a.first_matrix + matrix) * a.w.matrix_bytes;
 #pragma unroll
@@ -77,14 +77,15 @@ __global__ __launch_bounds__(256, 1) void tile_kernel(const __grid_constant__ Ge
       next[r] = static_cast<int64_t>(row8 - row) * a.w.cols;
     } else {
       base[r] = start + static_cast<int64_t>(tile) * n_chunks * tile_info(kTile).bytes;
-      next[r] = 0;
     }
   }
   constexpr int kChunkBytes = kTile == Tile::bf16 ? kRecordCols * 2 : tile_info(kTile).bytes;
   Frag<kTile> w[2][2];
   const auto load = [&](int slot, int chunk) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) w[slot][r].load(chunk < n_chunks, base[r] + static_cast<int64_t>(chunk) * kChunkBytes, lane, next[r]);
+    for (int r = 0; r < 2; ++r)
+      w[slot][r].load(chunk < n_chunks, base[r] + static_cast<int64_t>(chunk) * kChunkBytes, lane,
+                      kTile == Tile::bf16 ? next[r] : scales_from(kTile, chunk));
   };
 
   float acc[2][kColTiles][4] = {};
@@ -190,6 +191,7 @@ cudaError_t launch_tile_format(const GemmArgs& a, int rows, cudaStream_t stream)
 cudaError_t launch_tile_bf16(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_tile_q4g32(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_tile_q4g64(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_tile_q4g128(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_tile_q5g32(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_tile_q6g16(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_tile_q8g32(const GemmArgs& a, int rows, cudaStream_t stream);

@@ -32,7 +32,7 @@ __device__ __forceinline__ int permuted_column(bool q6, int k) {
 // Blocks per multiprocessor that the registers must allow. Converting weights is a chain of short latencies: it wants many warps.
 constexpr int wgmma_blocks(Tile tile, int columns) {
   if (tile == Tile::bf16) return columns == 128 ? 1 : 2;
-  return columns == 32 && tile == Tile::q4g64 ? 3 : 2;
+  return columns == 32 && (tile == Tile::q4g64 || tile == Tile::q4g128) ? 3 : 2;
 }
 
 template <Tile kTile, int kN>
@@ -87,7 +87,8 @@ __global__ __launch_bounds__(256, wgmma_blocks(kTile, kN)) void wgmma_kernel(con
   const uint32_t opaque_zero = static_cast<uint32_t>(a.n_rows) >> 31;
   Frag<kTile> stored[2];
   const auto load = [&](int slot, int chunk) {
-    stored[slot].load(chunk < n_chunks, weights + static_cast<int64_t>(chunk) * kChunkBytes, lane, next);
+    stored[slot].load(chunk < n_chunks, weights + static_cast<int64_t>(chunk) * kChunkBytes, lane,
+                      kTile == Tile::bf16 ? next : scales_from(kTile, chunk));
   };
 
   if (thread == 0)
@@ -225,6 +226,7 @@ cudaError_t launch_wgmma_format(const GemmArgs& a, int rows, cudaStream_t stream
 cudaError_t launch_wgmma_bf16(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_wgmma_q4g32(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_wgmma_q4g64(const GemmArgs& a, int rows, cudaStream_t stream);
+cudaError_t launch_wgmma_q4g128(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_wgmma_q5g32(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_wgmma_q6g16(const GemmArgs& a, int rows, cudaStream_t stream);
 cudaError_t launch_wgmma_q8g32(const GemmArgs& a, int rows, cudaStream_t stream);

@@ -9,6 +9,8 @@
 //   high bits           q5: a word per lane, bit 4 (2s + h) + i is the high bit of code 2i, bit 16 more of code 2i + 1;
 //                       q6: word s of two per lane, bits 2 (4h + i) likewise
 //   scales              f16, for each g: row g then row g + 8, per group the scale (and the minimum where the format has one); f8: one f32
+// In the form q4g128 records 2i and 2i + 1 of a row tile, an even number, share their scales: the first holds those of rows 0 .. 7,
+// the second those of rows 8 .. 15.
 // A weight is scale * (code - zero) - minimum.
 #pragma once
 
@@ -16,11 +18,11 @@
 
 namespace cachalot::cuda {
 
-enum class Tile : uint8_t { f32, bf16, q4g32, q4g64, q5g32, q6g16, q8g32, f8 };
+enum class Tile : uint8_t { f32, bf16, q4g32, q4g64, q4g128, q5g32, q6g16, q8g32, f8 };
 
 struct TileInfo {
   int code_bits;  // 4, 5, 6, 8; 0: dense rows
-  int group;      // columns that share a scale
+  int group;      // columns of a record that share a scale
   bool has_min;
   int zero;
   int high_at;   // byte offset of the high bits
@@ -31,6 +33,7 @@ constexpr TileInfo tile_info(Tile tile) {
   switch (tile) {
     case Tile::q4g32: return {4, 32, true, 0, 512, 512, 640};
     case Tile::q4g64: return {4, 64, true, 0, 512, 512, 576};
+    case Tile::q4g128: return {4, 64, true, 0, 512, 512, 544};
     case Tile::q5g32: return {5, 32, false, 16, 512, 640, 704};
     case Tile::q6g16: return {6, 16, false, 32, 512, 768, 896};
     case Tile::q8g32: return {8, 32, false, 0, 1024, 1024, 1088};
@@ -40,6 +43,8 @@ constexpr TileInfo tile_info(Tile tile) {
   }
   return {0, 0, false, 0, 0, 0, 0};
 }
+// Bytes from record `chunk` of a row tile to the one that holds the scales of its rows 0 .. 7.
+constexpr int scales_from(Tile tile, int chunk) { return tile == Tile::q4g128 && chunk % 2 != 0 ? -tile_info(tile).bytes : 0; }
 constexpr bool is_record(Tile tile) { return tile != Tile::f32 && tile != Tile::bf16; }
 
 constexpr int kRecordRows = 16, kRecordCols = 64;

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
+#include "cuda/moe_few.h"
 #include "cuda/moe_one.h"
 #include "cuda/moe_prologue.h"
 
@@ -176,6 +177,63 @@ bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, Vi
   return true;
 }
 
+// Few rows per expert by kernels of their own, where all weights have codes of 4 bits in groups of 128.
+bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, View y) {
+  const CudaPacked &up = packed_of(experts.gate_up), &down = packed_of(experts.down);
+  if (!hopper_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 ||
+      x.stride[0] % 8 != 0 || down.segments.size() != 1 || down.bias)
+    return false;
+  FewArgs first, second;
+  if (!halves(up, experts.gate_up.out, first.routed.w, first.routed.up)) return false;
+  second.routed.w = down.segments[0];
+  const bool has_shared = static_cast<bool>(experts.shared_gate_up);
+  if (has_shared) {
+    const CudaPacked &shared_up = packed_of(experts.shared_gate_up), &shared_down = packed_of(experts.shared_down);
+    if (experts.shared_gate_up.first != 0 || experts.shared_down.first != 0 || shared_down.segments.size() != 1 || shared_down.bias ||
+        !halves(shared_up, experts.shared_gate_up.out, first.shared.w, first.shared.up))
+      return false;
+    second.shared.w = shared_down.segments[0];
+  }
+  for (const FewArgs* args : {&first, &second})
+    if (!few_supports(args->routed) || (has_shared && !few_supports(args->shared))) return false;
+
+  const int n_tokens = x.n_rows(), n_pairs = n_tokens * routing.ids.n_cols();
+  const Tile tile = first.routed.w.tile;
+  MoePlan plan;
+  plan.ids = static_cast<const int*>(routing.ids.data);
+  plan.n_pairs = n_pairs;
+  plan.top_k = routing.ids.n_cols();
+  plan.n_experts = experts.gate_up.n_matrices;
+  bool streamed = false;
+  if (tile_rows(n_pairs, plan.n_experts, tile, hopper_, streamed) != kFewRows || !streamed) return false;
+  const size_t mark = temp_mark();
+  plan_moe(plan, tile);
+  const auto whole = [&](int rows, int cols) {
+    return WholeRows{static_cast<uint8_t*>(temp(DType::u8, rows, 2 * cols).data),
+                     static_cast<float2*>(temp(DType::f32, rows, 2 * (cols / kWholeGroup)).data)};
+  };
+  first.moe = second.moe = plan;
+  first.n_tokens = second.n_tokens = n_tokens;
+  first.first_matrix = experts.gate_up.first, second.first_matrix = experts.down.first;
+  first.by_token = true;
+  const View h = temp(DType::bf16, n_pairs, second.routed.w.cols), pairs = temp(DType::f32, n_pairs, y.n_cols());
+  const View hs = has_shared ? temp(DType::bf16, n_tokens, second.shared.w.cols) : View{};
+  const View shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
+  const Mat more = has_shared ? mat_of(hs) : Mat{}, added = has_shared ? mat_of(shared) : Mat{};
+  first.routed.x = first.shared.x = whole(n_tokens, x.n_cols());
+  first.routed.y = h.data, first.shared.y = hs.data;
+  second.routed.x = whole(n_pairs, h.n_cols());
+  if (has_shared) second.shared.x = whole(n_tokens, hs.n_cols());
+  second.routed.y = pairs.data, second.shared.y = shared.data;
+  done(launch_whole_rows(mat_of(x), first.routed.x, {}, {}, stream_), "moe");
+  done(launch_few_gate_up(first, stream_), "moe");
+  done(launch_whole_rows(mat_of(h), second.routed.x, more, second.shared.x, stream_), "moe");
+  done(launch_few_down(second, stream_), "moe");
+  done(launch_moe_combine(mat_of(pairs), plan.ids, mat_of(routing.weights), added, mat_of(y), stream_), "moe");
+  temp_release(mark);
+  return true;
+}
+
 void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y) {
   const int n_tokens = x.n_rows(), top_k = routing.ids.n_cols(), inner = experts.down.in;
   CACHALOT_CHECK(experts.gate_up.out == 2 * inner && experts.down.out == y.n_cols() && x.n_cols() == experts.gate_up.in);
@@ -191,6 +249,7 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   if (n_tokens == 0) return;
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
   if (n_tokens == 1 && moe_one(x, experts, routing, y)) return;
+  if (moe_few(x, experts, routing, y)) return;
   const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;
   GemmArgs common;

@@ -90,7 +90,7 @@ __device__ __forceinline__ void stage_vector(const void* from, int chunks, uint8
     if constexpr (!S::kWhole) {
       if (i < n) reinterpret_cast<uint4*>(to)[i] = v;
     } else {
-      const WholePart part = whole_part<kTile>(v);
+      const WholePart part = whole_part<S::kGroup>(v);
       if (i < n) store_whole(to, i, part);
       if (i < n && lane % (S::kGroup / 8) == 0) groups[i / (S::kGroup / 8)] = part.group;
     }
@@ -245,10 +245,10 @@ __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shar
         const int mine = i * kRingWarps + warp, at = chunk + mine;
         if (at >= shares.chunks) break;
         if constexpr (S::kRows) {
-          multiply_record<kTile>(stage_record<kTile>(stage + mine * S::kRecord, S::kWholePitch, lane), rest, groups, at, lane, gate);
+          multiply_record<kTile>(stage_record<kTile>(stage, mine, S::kWholePitch, lane), rest, groups, at, lane, gate);
         } else {
-          multiply_record<kTile>(stage_record<kTile>(stage + mine * S::kRecord, 0, lane), rest, groups, at, lane, gate);
-          multiply_record<kTile>(stage_record<kTile>(stage + S::kHalf + mine * S::kRecord, 0, lane), rest, groups, at, lane, up);
+          multiply_record<kTile>(stage_record<kTile>(stage, mine, 0, lane), rest, groups, at, lane, gate);
+          multiply_record<kTile>(stage_record<kTile>(stage + S::kHalf, mine, 0, lane), rest, groups, at, lane, up);
         }
       }
       release();
@@ -291,7 +291,7 @@ __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shar
       for (int i = 0; i < 2 * S::kChunks / kRingWarps; ++i) {
         const int mine = i * kRingWarps + warp, at = chunk + mine;
         if (at >= shares.down_chunks) break;
-        multiply_record<kTile>(stage_record<kTile>(stage + mine * S::kRecord, S::kWholePitch, lane), rest, groups, at, lane, acc);
+        multiply_record<kTile>(stage_record<kTile>(stage, mine, S::kWholePitch, lane), rest, groups, at, lane, acc);
       }
       release();
     }
@@ -336,6 +336,7 @@ bool with_form(Tile tile, F&& f) {
   switch (tile) {
     case Tile::q4g32: return f(std::integral_constant<Tile, Tile::q4g32>{});
     case Tile::q4g64: return f(std::integral_constant<Tile, Tile::q4g64>{});
+    case Tile::q4g128: return f(std::integral_constant<Tile, Tile::q4g128>{});
     case Tile::bf16: return f(std::integral_constant<Tile, Tile::bf16>{});
     default: return false;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/formats.cuh"
+#include "cuda/whole_numbers.cuh"
 
 namespace cachalot::cuda {
 
@@ -43,8 +44,10 @@ __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
 }
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kRingWarps * 32) : "memory"); }
 
+// Record `chunk` of a stage, or of bf16 that chunk of 16 rows `pitch` apart.
 template <Tile kTile>
-__device__ __forceinline__ Frag<kTile> stage_record(const uint8_t* from, int pitch, int lane) {
+__device__ __forceinline__ Frag<kTile> stage_record(const uint8_t* stage, int chunk, int pitch, int lane) {
+  const uint8_t* from = stage + chunk * Stage<kTile>::kRecord;
   Frag<kTile> f;
   if constexpr (kTile == Tile::bf16) {
     const uint8_t* row = from + (lane >> 2) * pitch + (lane & 3) * 16;
@@ -59,24 +62,15 @@ __device__ __forceinline__ Frag<kTile> stage_record(const uint8_t* from, int pit
       f.scales = *reinterpret_cast<const uint4*>(s + (lane >> 2) * 16);
     } else if constexpr (kTile == Tile::f8) {
       f.scales.x = *reinterpret_cast<const uint32_t*>(s);
+    } else if constexpr (kTile == Tile::q4g128) {
+      s += scales_from(kTile, chunk) + (lane >> 2) * 4;
+      f.scales.x = *reinterpret_cast<const uint32_t*>(s), f.scales.y = *reinterpret_cast<const uint32_t*>(s + kInfo.bytes);
     } else {
       const uint2 v = *reinterpret_cast<const uint2*>(s + (lane >> 2) * 8);
       f.scales.x = v.x, f.scales.y = v.y;
     }
   }
   return f;
-}
-
-// d += a b: codes (unsigned) of 16 rows times columns of signed bytes.
-__device__ __forceinline__ void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-               : "r"(a0), "r"(a1), "r"(b));
 }
 
 // acc += rows g and g + 8 of a record of 4-bit codes times 64 columns of up to four rows of x in whole numbers: of the mma's eight columns
@@ -108,49 +102,6 @@ __device__ __forceinline__ void multiply_whole(const Frag<kTile>& w, const uint4
       acc[h] = fmaf(scale.x * groups[i].y, static_cast<float>(sum), acc[h]);
       acc[h] = fmaf(-scale.y, groups[i].x, acc[h]);
     }
-}
-
-// Eight columns of x, which are a lane's in a step of a record, as whole numbers of at most 127 * 256: the high and low bytes in the order
-// of its codes (first, first + 4, first + 1, first + 5 for first = 0 and 2), and the sum and 1 / 16 of the scale of their group, whose
-// neighbouring kGroup / 8 lanes call together.
-struct WholePart {
-  uint32_t high[2], low[2];
-  float2 group;
-};
-template <Tile kTile>
-__device__ __forceinline__ WholePart whole_part(const uint4& v) {
-  constexpr float kMost = 127.0f * 256.0f;
-  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
-  float x[8], sum = 0.0f, largest = 0.0f;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    x[j] = __uint_as_float((j & 1) == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xffff0000u);
-    sum += x[j];
-    largest = fmaxf(largest, fabsf(x[j]));
-  }
-#pragma unroll
-  for (int m = 1; m < Stage<kTile>::kGroup / 8; m *= 2) {
-    sum += __shfl_xor_sync(~0u, sum, m);
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
-  }
-  const float inverse = largest > 0.0f ? kMost / largest : 0.0f;
-  int q[8], high[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    q[j] = __float2int_rn(x[j] * inverse), high[j] = (q[j] + 128) >> 8;
-    q[j] -= high[j] * 256;
-  }
-  const auto bytes = [](const int(&b)[8], int first) {
-    return static_cast<uint32_t>((b[first] & 255) | (b[first + 4] & 255) << 8 | (b[first + 1] & 255) << 16 | (b[first + 5] & 255) << 24);
-  };
-  return {{bytes(high, 0), bytes(high, 2)}, {bytes(q, 0), bytes(q, 2)}, make_float2(sum, largest * (1.0f / (16.0f * kMost)))};
-}
-// Where they go, for part i (columns 8 i and on) of a row: per chunk of 64 columns 64 high bytes, then 64 low ones, each of the four lanes'
-// words being [step 0, step 1] of first = 0, then of 2.
-__device__ __forceinline__ void store_whole(uint8_t* row, int i, const WholePart& part) {
-  uint32_t* at = reinterpret_cast<uint32_t*>(row + (i >> 3) * (kRecordCols * 2) + (i & 3) * 16) + ((i >> 2) & 1);
-  at[0] = part.high[0], at[2] = part.high[1];
-  at[16] = part.low[0], at[18] = part.low[1];
 }
 
 // All blocks of the grid meet, which must all run at once; `barrier` counts the arrivals of all launches.

@@ -64,7 +64,9 @@ Tile CudaOps::tile_for(const LinearSource& source) const {
     case Format::q6_k: return Tile::q6g16;
     case Format::q8_0: return Tile::q8g32;
     case Format::fp8_block: return Tile::f8;
-    case Format::int4_planar: return source.group % 64 == 0 ? Tile::q4g64 : source.group == 32 ? Tile::q4g32 : Tile::bf16;
+    case Format::int4_planar:
+      if (source.group % 128 == 0) return Tile::q4g128;
+      return source.group % 64 == 0 ? Tile::q4g64 : source.group == 32 ? Tile::q4g32 : Tile::bf16;
     default: return Tile::bf16;
   }
 }

@@ -114,6 +114,12 @@ __global__ void pack_kernel(const PackArgs a) {
     if (lane == 0) *reinterpret_cast<float*>(scales) = scale_of(a, row_tile * 16, chunk * 64).x;
     return;
   }
+  if (a.tile == Tile::q4g128) {
+    const int row = row_tile * 16 + lane + 8 * (chunk % 2);
+    const float2 v = lane < 8 && row < a.out ? scale_of(a, row, chunk / 2 * 128) : make_float2(0.0f, 0.0f);
+    if (lane < 8) reinterpret_cast<__half2*>(scales)[lane] = __floats2half2_rn(v.x, v.y);
+    return;
+  }
   const int groups = 64 / t.group, numbers = t.has_min ? 2 : 1;
   for (int i = lane; i < 16 * groups; i += 32) {
     const int group = i % groups, h = (i / groups) & 1, gg = i / groups / 2, row = row_tile * 16 + gg + 8 * h,
@@ -139,7 +145,7 @@ __global__ __launch_bounds__(256) void unpack_kernel(const uint8_t* matrix, bf16
   const int g = lane >> 2, c = lane & 3, n_chunks = cols / kRecordCols;
   if (warp >= (out + 15) / 16 * n_chunks) return;
   Frag<kTile> stored;
-  stored.load(true, matrix + static_cast<int64_t>(warp) * tile_info(kTile).bytes, lane);
+  stored.load(true, matrix + static_cast<int64_t>(warp) * tile_info(kTile).bytes, lane, scales_from(kTile, warp));
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
     uint32_t a[2][4];
@@ -178,6 +184,7 @@ cudaError_t launch_unpack(const Segment& w, int matrix, void* to, cudaStream_t s
   switch (w.tile) {
     case Tile::q4g32: return launch_unpack_form<Tile::q4g32>(w, matrix, to, stream);
     case Tile::q4g64: return launch_unpack_form<Tile::q4g64>(w, matrix, to, stream);
+    case Tile::q4g128: return launch_unpack_form<Tile::q4g128>(w, matrix, to, stream);
     case Tile::q5g32: return launch_unpack_form<Tile::q5g32>(w, matrix, to, stream);
     case Tile::q6g16: return launch_unpack_form<Tile::q6g16>(w, matrix, to, stream);
     case Tile::q8g32: return launch_unpack_form<Tile::q8g32>(w, matrix, to, stream);

@@ -174,6 +174,8 @@ __global__ __launch_bounds__(kPlanThreads) void moe_plan_kernel(const MoePlan pl
   each_pair([&](int pair, int expert) { plan.order[atomicAdd(&begin[expert], 1)] = pair; });
 }
 
+// What may be added up is asked for together, whether it counts or not: one trip to L2.
+constexpr int kCombinedAtOnce = 8;
 template <typename In, typename Out>
 __global__ void combine_kernel(const In* pairs, int64_t pair_stride, const int* ids, const float* weights, int64_t weights_stride,
                                int top_k, const float* shared, int64_t shared_stride, Out* y, int64_t y_stride, int n) {
@@ -182,9 +184,21 @@ __global__ void combine_kernel(const In* pairs, int64_t pair_stride, const int* 
   const int t = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= n) return;
   float sum = shared != nullptr ? shared[t * shared_stride + i] : 0.0f;
-  for (int k = 0; k < top_k; ++k)
-    if (ids[t * top_k + k] >= 0)
-      sum = fmaf(weights[t * weights_stride + k], to_f32(pairs[static_cast<int64_t>(t * top_k + k) * pair_stride + i]), sum);
+  pairs += static_cast<int64_t>(t) * top_k * pair_stride + i, ids += t * top_k, weights += t * weights_stride;
+  for (int first = 0; first < top_k; first += kCombinedAtOnce) {
+    int id[kCombinedAtOnce];
+    float weight[kCombinedAtOnce];
+    In v[kCombinedAtOnce];
+#pragma unroll
+    for (int k = 0; k < kCombinedAtOnce; ++k) {
+      const bool there = first + k < top_k;
+      id[k] = there ? ids[first + k] : -1;
+      if (there) weight[k] = weights[first + k], v[k] = pairs[(first + k) * pair_stride];
+    }
+#pragma unroll
+    for (int k = 0; k < kCombinedAtOnce; ++k)
+      if (id[k] >= 0) sum = fmaf(weight[k], to_f32(v[k]), sum);
+  }
   y[t * y_stride + i] = from_f32<Out>(sum);
 }
 
