@@ -32,7 +32,8 @@ __global__ __launch_bounds__(kWarps * 32, 2) void norm_linear_kernel(const __gri
       w[i][0].load(there, matrix + (static_cast<int64_t>(row) * a.w.cols + chunk * kRecordCols) * 2, lane,
                    static_cast<int64_t>(row8 - row) * a.w.cols);
     } else {
-      w[i][0].load(there, matrix + (static_cast<int64_t>(tile) * n_chunks + chunk) * tile_info(kTile).bytes, lane);
+      w[i][0].load(there, matrix + (static_cast<int64_t>(tile) * n_chunks + chunk) * tile_info(kTile).bytes, lane,
+                   scales_from(kTile, chunk));
     }
     if (there) norm[i] = __ldg(reinterpret_cast<const float2*>(a.norm + chunk * kRecordCols) + lane);
   }
@@ -83,6 +84,7 @@ cudaError_t with_tile(Tile tile, F&& f) {
     case Tile::bf16: return f(std::integral_constant<Tile, Tile::bf16>{});
     case Tile::q4g32: return f(std::integral_constant<Tile, Tile::q4g32>{});
     case Tile::q4g64: return f(std::integral_constant<Tile, Tile::q4g64>{});
+    case Tile::q4g128: return f(std::integral_constant<Tile, Tile::q4g128>{});
     case Tile::q5g32: return f(std::integral_constant<Tile, Tile::q5g32>{});
     case Tile::q6g16: return f(std::integral_constant<Tile, Tile::q6g16>{});
     case Tile::q8g32: return f(std::integral_constant<Tile, Tile::q8g32>{});
