@@ -9,11 +9,13 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
-#include <set>
+#include <span>
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
@@ -41,10 +43,15 @@ std::string dump(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+// By which an answer is known to belong to a line of the input.
+std::string mark_of(const std::string& line) { return fmt::format("{:016x}", xxh3(std::as_bytes(std::span(line)))); }
+
 // The output file: whole lines only. What an earlier run left is read first; half a line at its end is cut off.
 class Output {
  public:
-  Output(const std::string& path, bool overwrite, bool retry_errors) : path_(path) {
+  Output(const std::string& path, const std::string& input, bool overwrite, bool retry_errors) : path_(path) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(path, input, ignored)) fail("{}: is the input too; expected another name for --output", path);
     if (std::filesystem::exists(path) && !overwrite) read_back(retry_errors);
     const int flags = O_WRONLY | O_CREAT | O_APPEND | (overwrite ? O_TRUNC : 0);
     file_ = ::open(path.c_str(), flags, 0644);
@@ -54,8 +61,16 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  [[nodiscard]] bool has(size_t index) const { return done_.count(index) > 0; }
+  // Throws Error when it holds the answer to another prompt than this line of the input.
+  [[nodiscard]] bool has(size_t index, const std::string& line) const {
+    const auto found = done_.find(index);
+    if (found == done_.end()) return false;
+    if (!found->second.empty() && found->second != mark_of(line))
+      fail("{}: answers another prompt than line {} of the input; expected another --output, or --overwrite", path_, index + 1);
+    return true;
+  }
   [[nodiscard]] size_t n_done() const { return done_.size(); }
+  [[nodiscard]] size_t n_errors() const { return n_errors_; }
   void append(const nlohmann::ordered_json& line) {
     const std::string text = dump(line) + "\n";
     for (size_t at = 0; at < text.size();) {
@@ -85,7 +100,10 @@ class Output {
         continue;
       }
       kept += line + "\n";
-      if (!done_.insert(static_cast<size_t>(index)).second) fail("{}, line {}: index {} appears twice", path_, number, index);
+      n_errors_ += root.find("error") ? 1 : 0;
+      const auto mark = root.find("input");
+      if (!done_.emplace(static_cast<size_t>(index), mark ? mark->string() : std::string_view()).second)
+        fail("{}, line {}: index {} appears twice", path_, number, index);
     }
     in.close();
     if (dropped) {
@@ -97,20 +115,22 @@ class Output {
 
   std::string path_;
   int file_ = -1;
-  std::set<size_t> done_;  // lines of the input that are answered
+  std::map<size_t, std::string> done_;  // lines of the input that are answered, and their marks
+  size_t n_errors_ = 0;                 // of them: with an error
 };
 
 // A request on its way: tokens to text as they come.
 struct Running {
   size_t index = 0;
+  std::string mark;
   nlohmann::ordered_json id;
   Detokenizer detokenizer;
   StopMatcher stops;
   std::string text;
   bool stopped = false;
 
-  Running(size_t number, PromptLine& line, const Tokenizer& tokenizer)
-      : index(number), id(std::move(line.id)), detokenizer(tokenizer, true), stops(std::move(line.stops)) {}
+  Running(size_t number, std::string mark_of_line, PromptLine& line, const Tokenizer& tokenizer)
+      : index(number), mark(std::move(mark_of_line)), id(std::move(line.id)), detokenizer(tokenizer, true), stops(std::move(line.stops)) {}
   // True when a stop string is complete.
   bool push(int token) {
     const StopMatcher::Result result = stops.push(detokenizer.push(token));
@@ -130,7 +150,7 @@ class Job {
       : engine_(engine),
         defaults_(defaults),
         flags_(flags),
-        output_(flags.output, flags.overwrite, flags.retry_errors),
+        output_(flags.output, flags.input, flags.overwrite, flags.retry_errors),
         n_lines_(n_lines) {}
 
   int run() {
@@ -141,7 +161,7 @@ class Job {
     // As many waiting as running: the engine always finds the next one.
     const size_t most = 2 * static_cast<size_t>(engine_.info().max_requests);
     for (size_t index = 0; InterruptGuard::count() == 0 && std::getline(in, line); ++index) {
-      if (line.find_first_not_of(" \t\r") == std::string::npos || output_.has(index)) continue;
+      if (line.find_first_not_of(" \t\r") == std::string::npos || output_.has(index, line)) continue;
       submit(line, index);
       while (running_.size() >= most && InterruptGuard::count() == 0) take_events();
     }
@@ -158,7 +178,7 @@ class Job {
       fmt::print(stderr, "interrupted; the same command goes on from here\n");
       return kExitInterrupted;
     }
-    return n_errors_ > 0 ? kExitError : kExitOk;
+    return n_errors_ + output_.n_errors() > 0 ? kExitError : kExitOk;
   }
 
  private:
@@ -167,7 +187,7 @@ class Job {
     try {
       PromptLine prompt = read_prompt_line(line, index, defaults_);
       id = prompt.id;
-      auto running = std::make_unique<Running>(index, prompt, defaults_.tokenizer);
+      auto running = std::make_unique<Running>(index, mark_of(line), prompt, defaults_.tokenizer);
       // The lock is held until the request is known here: its first event may come before submit() has returned.
       const std::lock_guard lock(mutex_);
       const RequestId request = engine_.submit(std::move(prompt.request), [this](const TokenEvent& event) {
@@ -215,6 +235,7 @@ class Job {
     } else if (reason != FinishReason::cancelled) {  // cancelled by Ctrl-C: asked again next time
       nlohmann::ordered_json out{{"index", r.index}};
       if (!r.id.is_null()) out["id"] = r.id;
+      out["input"] = r.mark;
       out["text"] = r.text;
       out["finish_reason"] = name_of(reason);
       out["usage"] = {{"prompt_tokens", event.usage.n_prompt},
@@ -237,9 +258,10 @@ class Job {
     reported_ = now;
     const double done = static_cast<double>(n_finished_), left = static_cast<double>(n_lines_ - output_.n_done()) - done;
     const std::string remaining = !last && n_finished_ > 0 ? fmt::format(", about {:.0f} s left", elapsed / done * left) : "";
-    fmt::print(stderr, "{}{} of {} prompts, {} errors, {:.1f} tokens/s{}{}", ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "",
-               output_.n_done() + n_finished_, n_lines_, n_errors_, static_cast<double>(n_tokens_) / std::max(elapsed, 1e-9), remaining,
-               last ? "\n" : "");
+    const size_t n_errors = n_errors_ + output_.n_errors();
+    fmt::print(stderr, "{}{} of {} prompts, {} errors{}, {:.1f} tokens/s{}{}", ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "",
+               output_.n_done() + n_finished_, n_lines_, n_errors, n_errors > 0 ? " (--retry-errors asks again)" : "",
+               static_cast<double>(n_tokens_) / std::max(elapsed, 1e-9), remaining, last ? "\n" : "");
   }
 
   Engine& engine_;
@@ -289,8 +311,9 @@ void add_generate_command(CLI::App& app, Context& context) {
       "The input has a JSON object a line: {\"prompt\": \"...\"} or {\"messages\": [...]}, with \"id\", \"max_tokens\", \"temperature\", "
       "\"seed\", \"stop\",\n"
       "\"priority\" and the like where a line differs; lines of OpenAI's batch files do too. The output has a line for each: index, id, "
-      "text,\n"
-      "finish_reason, usage, or error. It is written as answers come; the same command goes on where an interrupted one ended. Example:\n"
+      "input\n"
+      "(a hash of the line), text, finish_reason, usage, or error. It is written as answers come; the same command goes on where an "
+      "interrupted one ended. Example:\n"
       "  cachalot generate -m model.gguf --input prompts.jsonl --output answers.jsonl -n 200 --temp 0");
   add_model_flags(*command, flags->model);
   command->add_option("-i,--input", flags->input, "Prompts, JSONL")->type_name("PATH")->required()->group("Files");

@@ -105,11 +105,9 @@ PromptLine read_prompt_line(std::string_view line, size_t number, const PromptDe
   const auto body = top.find("body");  // of OpenAI's batch files
   const JsonValue& root = body ? *body : top;
   for (const JsonValue* object : {&top, &root})
-    for (const auto& [key, value] : object->object()) {
-      (void)value;
-      if (std::none_of(kFields.begin(), kFields.end(), [&key = key](std::string_view known) { return known == key; }))
-        fail("{}: unknown field \"{}\"", object->where(), printable(key));
-    }
+    for (const auto field : object->object())
+      if (std::none_of(kFields.begin(), kFields.end(), [&](std::string_view known) { return known == field.key; }))
+        fail("{}: unknown field \"{}\"", object->where(), printable(field.key));
   read_sampling(root, out);
 
   const auto prompt = root.find("prompt"), messages = root.find("messages");
@@ -119,6 +117,8 @@ PromptLine read_prompt_line(std::string_view line, size_t number, const PromptDe
     out.request.prompt = make_chat_prompt(defaults.tokenizer, *defaults.chat_template, to_json(*messages)).ids;
   } else if (prompt->is_string()) {
     out.request.prompt = defaults.tokenizer.encode(prompt->string(), {.add_bos = defaults.tokenizer.add_bos(), .parse_special = true});
+  } else if (!prompt->is_array()) {
+    fail("{}: expected text, or a list of token ids", prompt->where());
   } else {
     for (const auto element : prompt->array())
       out.request.prompt.push_back(integer_in(JsonValue(element, prompt->where()), 0, defaults.tokenizer.size() - 1));

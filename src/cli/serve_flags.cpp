@@ -222,6 +222,9 @@ server::ServerOptions server_options(const ServeFlags& f) {
   out.http.idle_seconds = f.idle_timeout;
   out.http.write_seconds = f.write_timeout;
   out.http.keep_alive_seconds = f.keep_alive;
+  for (const std::string& origin : f.origins)
+    if (origin != "*" && origin.find("://") == std::string::npos)
+      fail("--allowed-origins: found \"{}\", expected * or an origin such as https://example.org", printable(origin));
   out.http.cors_origins = f.origins;
   out.http.allowed_hosts = f.allowed_hosts;
   out.limits.max_n = f.max_n;

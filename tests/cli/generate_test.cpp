@@ -95,6 +95,38 @@ TEST(Generate, RefusesAnOutputThatIsNotItsOwn) {
   EXPECT_EQ(read_text_file(out), "{\"text\":\"precious\"}\n");
 }
 
+TEST(Generate, DoesNotTakeAnswersToOtherPromptsForItsOwn) {
+  const TempDir dir;
+  const auto first = dir.write("first.jsonl", "{\"prompt\":\"a\",\"max_tokens\":1}\n{\"prompt\":\"b\",\"max_tokens\":1}\n");
+  const auto second = dir.write("second.jsonl", "{\"prompt\":\"a\",\"max_tokens\":1}\n{\"prompt\":\"c\",\"max_tokens\":1}\n");
+  const auto out = dir.path() / "out.jsonl";
+  ASSERT_EQ(run_program(command(first, out)).code, 0);
+  const std::string before = read_text_file(out);
+  const ProgramResult other = run_program(command(second, out));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err, HasSubstr("another prompt than line 2"));
+  EXPECT_EQ(read_text_file(out), before);
+  EXPECT_EQ(run_program(command(second, out, {"--overwrite"})).code, 0);
+
+  const ProgramResult same = run_program(command(first, first, {"--overwrite"}));
+  EXPECT_EQ(same.code, 1);
+  EXPECT_THAT(same.err, HasSubstr("is the input too"));
+  EXPECT_EQ(read_text_file(first).size(), 60u);
+}
+
+TEST(Generate, ErrorsOfEarlierRunsStayErrors) {
+  const TempDir dir;
+  const auto in = dir.write("in.jsonl", "nonsense\n{\"prompt\":7}\n");
+  const auto out = dir.path() / "out.jsonl";
+  EXPECT_EQ(run_program(command(in, out)).code, 1);
+  EXPECT_THAT(lines(out).at(1)["error"].get<std::string>(), HasSubstr("expected text, or a list of token ids"));
+  std::vector<std::string> again = command(in, out);
+  again.erase(std::find(again.begin(), again.end(), "-q"));
+  const ProgramResult result = run_program(again);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("2 of 2 prompts, 2 errors (--retry-errors asks again)"));
+}
+
 TEST(BenchEngine, CountsWhatItRan) {
   const auto one =
       run_program({"bench", "throughput", "-m", testdata("tiny-v3"), "--num-prompts", "6", "-p", "20", "-n", "5", "-o", "json"}).json();

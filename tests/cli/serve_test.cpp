@@ -49,6 +49,19 @@ TEST(Serve, RefusesBadFlagsAndModels) {
       run_program({"serve", testdata("tiny-v3"), "--port", "0", "--tool-call-parser", "hermes", "--log-file", "/dev/null"});
   EXPECT_EQ(parser.code, 1);
   EXPECT_THAT(parser.err, ::testing::HasSubstr("--tool-call-parser"));
+
+  const TempDir folder;
+  const auto refusal = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments{"serve", testdata("tiny-v3"), "--port", "0", "--log-file", "/dev/null"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const ProgramResult result = run_program(arguments);
+    EXPECT_EQ(result.code, 1) << flags[0];
+    return result.err;
+  };
+  EXPECT_THAT(refusal({"--api-key-file", folder.write("keys", "# none\n")}), ::testing::HasSubstr("keys: found no key"));
+  EXPECT_THAT(refusal({"--api-key", ""}), ::testing::HasSubstr("--api-key: found no key"));
+  EXPECT_THAT(refusal({"--ssl-certfile", "/no/cert", "--ssl-keyfile", "/no/key"}), ::testing::HasSubstr("/no/cert: cannot open"));
+  EXPECT_THAT(refusal({"--allowed-origins", "example.org"}), ::testing::HasSubstr("found \"example.org\""));
 }
 
 }  // namespace
