@@ -219,6 +219,8 @@ DecoderModelOptions decoder_model_options(Ops& ops, const Decoder& decoder, cons
       bytes = std::min(bytes, kShareOfFree * static_cast<double>(free));
     }
   }
+  if (const size_t total = ops.memory().total; total > 0 && bytes > static_cast<double>(total))
+    fail("engine: the KV cache gets {:.0f} bytes, but the device has {} in all", bytes, total);
   m.n_blocks = static_cast<int>(std::min(bytes / block_bytes, double{1 << 26}));
   m.n_host_blocks = static_cast<int>(std::clamp(options.swap_bytes / block_bytes, 0.0, double{1 << 26}));
   if (m.n_blocks < 1) fail("engine: the KV cache gets {:.0f} bytes, expected at least {:.0f}, one page", bytes, block_bytes);

@@ -16,6 +16,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/write.hpp>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
@@ -115,6 +117,8 @@ std::shared_ptr<ssl::context> load_tls(const HttpOptions& options) {
   beast::error_code error;
   context->set_options(ssl::context::default_workarounds | ssl::context::no_sslv2 | ssl::context::no_sslv3 | ssl::context::no_tlsv1 |
                        ssl::context::no_tlsv1_1 | ssl::context::single_dh_use);
+  for (const std::string& path : {options.tls_certificate, options.tls_key})
+    if (::access(path.c_str(), R_OK) != 0) fail("{}: cannot open: {}", path, std::strerror(errno));
   context->use_certificate_chain_file(options.tls_certificate, error);
   if (error) fail("{}: cannot be used as a certificate chain (PEM): {}", options.tls_certificate, error.message());
   context->use_private_key_file(options.tls_key, ssl::context::pem, error);

@@ -73,13 +73,15 @@ double TokenBucket::take(double amount, double needed, Clock::time_point now) {
 
 void KeyRing::add(std::string_view text, const std::string& source) {
   int number = 0;
+  const size_t before = keys_.size();
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     ++number;
-    line = line.substr(0, line.find('#'));
-    const auto words = words_of(line);
+    auto words = words_of(line);
+    // A comment begins a word: keys may hold the character.
+    words.erase(std::find_if(words.begin(), words.end(), [](std::string_view word) { return word[0] == '#'; }), words.end());
     if (words.empty()) continue;
     auto key = std::make_unique<ClientKey>();
     key->digest = digest_of(words[0]);
@@ -88,6 +90,8 @@ void KeyRing::add(std::string_view text, const std::string& source) {
     key->use = std::make_unique<ClientKey::Use>(key->requests_per_minute, key->tokens_per_minute);
     keys_.push_back(std::move(key));
   }
+  // A ring without keys protects nothing.
+  if (keys_.size() == before) fail("{}: found no key", source);
 }
 
 const ClientKey* KeyRing::find(std::string_view key) const {

@@ -140,6 +140,7 @@ TEST_F(DecoderModelTest, PagesForLessThanTheContextLowerIt) {
   EXPECT_EQ(options(page * 5.5).n_blocks, 5);
   EXPECT_EQ(options(page * 5.5).max_context, 40);
   EXPECT_NE(error_of([&] { options(page / 2); }).find("one page"), std::string::npos);
+  EXPECT_NE(error_of([&] { options(1e16); }).find("the device has"), std::string::npos);
 }
 
 // 200 requests, 16 at once, on a cache that must evict: no answer may hold a run of another request's secret, and every answer must be

@@ -101,6 +101,20 @@ TEST(Keys, BadFilesAreRefused) {
   }
 }
 
+TEST(Keys, ATextWithoutAKeyIsRefused) {
+  for (const char* text : {"", "\n \t\n", "# a comment\n", "  #another"}) {
+    server::KeyRing keys;
+    EXPECT_THAT(error_of([&] { keys.add(text, "keys.txt"); }), testing::HasSubstr("keys.txt: found no key")) << text;
+  }
+}
+
+TEST(Keys, MayHoldTheCharacterOfComments) {
+  server::KeyRing keys;
+  keys.add("one#two name=a # three\n#four", "keys.txt");
+  EXPECT_NE(keys.find("one#two"), nullptr);
+  for (const char* other : {"one", "three", "four", "#four", "#"}) EXPECT_EQ(keys.find(other), nullptr) << other;
+}
+
 TEST(Admin, HasRoutesOfItsOwn) {
   FixtureOptions options;
   options.server.has_admin = true;
