@@ -12,7 +12,7 @@
 namespace cachalot {
 namespace {
 
-constexpr size_t kMaxNfaStates = 200'000, kMaxStates = 60'000, kMaxWork = 5'000'000;
+constexpr size_t kMaxNfaStates = 200'000, kMaxStates = 60'000, kMaxWork = 5'000'000, kMaxMergeWork = 2'000'000;
 
 struct Nfa {
   struct Edge {
@@ -183,14 +183,15 @@ void Automaton::add_rule(const Grammar& grammar, const Grammar::Rule& rule) {
     state.n_tokens = static_cast<int>(tokens.size());
     states_[static_cast<size_t>(first) + i] = state;
   }
-  merge_equal_states(first);
-  for (int s = first; s < n_states() && rule.well_known != 0; ++s)
+  const bool merged = merge_equal_states(first);
+  for (int s = first; s < n_states() && rule.well_known != 0 && merged; ++s)
     states_[static_cast<size_t>(s)].well_known = rule.well_known << 16 | (s - first + 1);
   if (rule.counted) add_counter(rule, first);
 }
 
-// Moore's minimisation: states from which the same texts lead to the end become one, so that what is found out about one serves all.
-void Automaton::merge_equal_states(int first) {
+// Moore's minimisation: states from which the same texts lead to the end become one, so that what is found out about one serves all. Long
+// chains cost the square of their length and gain nothing: past a bound on the work states stay as they are (false).
+bool Automaton::merge_equal_states(int first) {
   const auto n = states_.size() - static_cast<size_t>(first);
   const auto local = [&](int state) { return static_cast<size_t>(state - first); };
   std::vector<int> group(n, 0);
@@ -219,10 +220,10 @@ void Automaton::merge_equal_states(int first) {
       flush();
       for (const CallEdge& e : calls(s)) key.insert(key.end(), {-2, e.start, group[local(e.target)]});
       for (const TokenEdge& e : tokens(s)) key.insert(key.end(), {-3, e.token, group[local(e.target)]});
-      work_ += key.size();
+      merge_work_ += key.size();
       next[i] = known.try_emplace(std::move(key), static_cast<int>(known.size())).first->second;
     }
-    if (work_ > kMaxWork) fail("the grammar is too complex to be made deterministic");
+    if (merge_work_ > kMaxMergeWork) return false;
     group = std::move(next);
     if (known.size() == n_groups) break;
     n_groups = known.size();
@@ -255,6 +256,7 @@ void Automaton::merge_equal_states(int first) {
   }
   states_.resize(static_cast<size_t>(first));
   states_.insert(states_.end(), merged.begin(), merged.end());
+  return true;
 }
 
 // Closes the automaton of the body to a loop: what led to its end leads to its beginning, from where one byte leads out.
@@ -281,18 +283,32 @@ void Automaton::add_counter(const Grammar::Rule& rule, int first) {
 
 // A state from which no end can be reached would be a trap: edges to such states go. What remains of the root must have an end.
 void Automaton::drop_endless(std::span<const int> starts) {
+  // Backwards from the final states. A call needs two good states: the one to return to, and the start of the rule.
+  struct Into {
+    int from, other;  // other: -1, or what must be good too
+  };
+  std::vector<std::vector<Into>> into(states_.size());
   std::vector<bool> good(states_.size(), false);
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (int s = n_states() - 1; s >= 0; --s) {
-      if (good[static_cast<size_t>(s)]) continue;
-      bool ok = final(s);
-      for (const ByteEdge& e : bytes(s)) ok |= good[static_cast<size_t>(e.target)];
-      for (const TokenEdge& e : tokens(s)) ok |= good[static_cast<size_t>(e.target)];
-      for (const CallEdge& e : calls(s))
-        ok |= good[static_cast<size_t>(e.target)] && good[static_cast<size_t>(starts[static_cast<size_t>(e.start)])];
-      good[static_cast<size_t>(s)] = ok;
-      changed |= ok;
+  std::vector<int> found;
+  for (int s = 0; s < n_states(); ++s) {
+    for (const ByteEdge& e : bytes(s)) into[static_cast<size_t>(e.target)].push_back({s, -1});
+    for (const TokenEdge& e : tokens(s)) into[static_cast<size_t>(e.target)].push_back({s, -1});
+    for (const CallEdge& e : calls(s)) {
+      const int start = starts[static_cast<size_t>(e.start)];
+      into[static_cast<size_t>(e.target)].push_back({s, start});
+      into[static_cast<size_t>(start)].push_back({s, e.target});
+    }
+    if (!final(s)) continue;
+    good[static_cast<size_t>(s)] = true;
+    found.push_back(s);
+  }
+  while (!found.empty()) {
+    const auto at = static_cast<size_t>(found.back());
+    found.pop_back();
+    for (const Into& edge : into[at]) {
+      if (good[static_cast<size_t>(edge.from)] || (edge.other >= 0 && !good[static_cast<size_t>(edge.other)])) continue;
+      good[static_cast<size_t>(edge.from)] = true;
+      found.push_back(edge.from);
     }
   }
   const auto compact = [&](auto& edges, int first, int& n, auto keep) {
@@ -316,26 +332,35 @@ void Automaton::resolve_calls(std::span<const int> starts) {
 // A rule that can call itself before a byte was read would never stop calling.
 void Automaton::refuse_left_recursion(std::span<const int> starts) const {
   const size_t n = starts.size();
-  std::map<int, size_t> rule_of;
-  for (size_t r = 0; r < n; ++r) rule_of[starts[r]] = r;
-  std::vector<bool> nullable(n, false);
+  // Rules lie one after the other.
+  const auto rule_of = [&](int state) {
+    return static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), state) - starts.begin()) - 1;
+  };
+  std::vector<bool> nullable(n, false), reached(states_.size(), false);  // reached: from its rule's start, before a byte is read
   std::vector<std::vector<size_t>> first_calls(n);
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (size_t r = 0; r < n; ++r) {
-      std::vector<int> reached{starts[r]};
-      bool null = false;
-      first_calls[r].clear();
-      for (size_t i = 0; i < reached.size(); ++i) {
-        null |= final(reached[i]);
-        for (const CallEdge& e : calls(reached[i])) {
-          const size_t called = rule_of.at(e.start);
-          first_calls[r].push_back(called);
-          if (nullable[called] && std::find(reached.begin(), reached.end(), e.target) == reached.end()) reached.push_back(e.target);
-        }
-      }
-      if (null && !nullable[r]) nullable[r] = changed = true;
+  std::vector<std::vector<int>> behind(n);  // of each rule: states that are reached once it is known to be nullable
+  std::vector<int> found;
+  const auto reach = [&](int state) {
+    if (reached[static_cast<size_t>(state)]) return;
+    reached[static_cast<size_t>(state)] = true;
+    found.push_back(state);
+  };
+  for (const int start : starts) reach(start);
+  while (!found.empty()) {
+    const int at = found.back();
+    found.pop_back();
+    const size_t rule = rule_of(at);
+    for (const CallEdge& e : calls(at)) {
+      const size_t called = rule_of(e.start);
+      first_calls[rule].push_back(called);
+      if (nullable[called])
+        reach(e.target);
+      else
+        behind[called].push_back(e.target);
     }
+    if (!final(at) || nullable[rule]) continue;
+    nullable[rule] = true;
+    for (const int state : behind[rule]) reach(state);
   }
   // Depth-first: a rule met again while it is still open is a cycle.
   std::vector<uint8_t> mark(n, 0);

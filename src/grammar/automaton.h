@@ -69,7 +69,7 @@ class Automaton {
     return std::span<const T>(all).subspan(static_cast<size_t>(first), static_cast<size_t>(n));
   }
   void add_rule(const Grammar& grammar, const Grammar::Rule& rule);
-  void merge_equal_states(int first);
+  bool merge_equal_states(int first);
   void add_counter(const Grammar::Rule& rule, int first);
   void resolve_calls(std::span<const int> starts);
   void drop_endless(std::span<const int> starts);
@@ -80,7 +80,7 @@ class Automaton {
   std::vector<CallEdge> call_edges_;  // while building, `start` is the rule's index
   std::vector<TokenEdge> token_edges_;
   std::vector<Counter> counters_;
-  size_t work_ = 0;  // steps spent on making rules deterministic
+  size_t work_ = 0, merge_work_ = 0;  // steps spent on making rules deterministic, and on merging states
   int root_ = 0;
 };
 

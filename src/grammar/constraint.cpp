@@ -1,6 +1,8 @@
 // GrammarCompiler and the constraint that follows one text.
 #include "grammar/constraint.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "grammar/gbnf.h"
 #include "grammar/json_schema.h"
@@ -43,7 +45,11 @@ class GrammarConstraint : public TokenConstraint {
     }
     // A token that a grammar names may also have bytes.
     if (next.items.empty() && !next.ended && !bytes.empty()) next = grammar_->step_token(at_, token, stacks_);
-    if (next.items.empty() && !next.ended) return false;
+    if (next.items.empty() && !next.ended) {
+      if (mask_ && ((*mask_)[static_cast<size_t>(token) / 32] >> (token % 32) & 1u) != 0)
+        fail("the grammar is too ambiguous: a text so far is in more than {} places", CompiledGrammar::kMaxItems);
+      return false;
+    }
     at_ = std::move(next);
     mask_.reset();
     return true;
@@ -124,7 +130,10 @@ std::shared_ptr<const CompiledGrammar> GrammarCompiler::compile(const GrammarSou
   }
   auto compiled = compile(parse(source));
   CallStacks stacks;
-  compiled->mask(compiled->start(stacks), stacks);  // the first token shall not wait for it
+  const auto first = compiled->mask(compiled->start(stacks), stacks);  // the first token shall not wait for it
+  if (std::all_of(first->begin(), first->end(), [](uint32_t word) { return word == 0; }))
+    fail("no token of this model can begin a text that the grammar matches (rules that call rules are followed {} deep before a byte)",
+         CompiledGrammar::kMaxItems);
   const std::lock_guard lock(mutex_);
   recent_.push_front({key, compiled});
   if (recent_.size() > kMaxRecent) recent_.pop_back();

@@ -16,6 +16,8 @@ namespace cachalot {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr int kMaxReferences = 250;    // among alternatives: while they look alike, each is up to three places (CompiledGrammar::kMaxItems)
+constexpr size_t kMaxExclusive = 500;  // alternatives of oneOf: each is compared with each
 
 struct Format {
   const char* name;
@@ -154,19 +156,31 @@ class Schema {
   Expr alternatives(const JsonValue& list, bool exclusive, const std::vector<std::string>& allowed, int depth) {
     std::vector<JsonValue> options;
     std::vector<Expr> out;
+    int n_references = 0;
     for (const auto element : list.array()) {
       options.emplace_back(element, fmt::format("{}[{}]", list.where(), options.size()));
+      n_references += member(options.back(), "$ref") ? 1 : 0;
+      if (n_references > kMaxReferences) fail("{}: found more than {} references, expected fewer", list.where(), kMaxReferences);
       if (allowed.empty() || within(options.back(), allowed)) out.push_back(expression(options.back(), depth + 1));
     }
     if (out.empty()) fail("{}: expected at least one schema{}", list.where(), allowed.empty() ? "" : " of the type beside it");
-    for (size_t i = 0; exclusive && i < options.size(); ++i)
+    if (exclusive) refuse_common_values(list, options);
+    return g_.choice(out);
+  }
+
+  // oneOf: a choice would also take what fits several.
+  void refuse_common_values(const JsonValue& list, const std::vector<JsonValue>& options) const {
+    if (options.size() > kMaxExclusive)
+      fail("{}: found {} schemas, expected at most {}; use anyOf", list.where(), options.size(), kMaxExclusive);
+    std::vector<Marks> marks;
+    for (const JsonValue& option : options) marks.push_back(marks_of(resolved(option)));
+    for (size_t i = 0; i < marks.size(); ++i)
       for (size_t j = 0; j < i; ++j)
-        if (!plainly_disjoint(resolved(options[j]), resolved(options[i])))
+        if (!plainly_disjoint(marks[j], marks[i]))
           fail(
               "{}: it is not plain that {} and {} exclude each other; use anyOf, different types, or a required property with different "
               "constants",
               list.where(), j, i);
-    return g_.choice(out);
   }
 
   // Whether all values of an alternative are of these types (true) or none (false); another one is refused.

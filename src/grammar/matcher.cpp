@@ -8,9 +8,8 @@
 namespace cachalot {
 namespace {
 
-constexpr int kMaxDepth = 1000;    // calls under way
-constexpr size_t kMaxItems = 256;  // positions at once: what a very ambiguous grammar has more is given up
-constexpr size_t kFew = 256;       // tokens kept as a list
+constexpr int kMaxDepth = 1000;  // calls under way
+constexpr size_t kFew = 256;     // tokens kept as a list
 constexpr uint16_t kNever = 0xFFFF;
 
 uint64_t mix(uint64_t a, uint64_t b) {  // the finaliser of MurmurHash3

@@ -52,6 +52,7 @@ struct Position {
 
 class CompiledGrammar {
  public:
+  static constexpr size_t kMaxItems = 768;  // places at once: what a very ambiguous grammar has more is given up
   // budget: bytes of masks to keep.
   // What is known of the states of well-known rules, for all grammars over one vocabulary.
   class Shared;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -61,7 +62,8 @@ std::set<std::string> types_of(const JsonValue& v) {
 }
 
 bool common(const std::set<std::string>& a, const std::set<std::string>& b) {
-  return std::any_of(a.begin(), a.end(), [&](const std::string& x) { return b.count(x) > 0; });
+  const auto& [few, many] = a.size() < b.size() ? std::tie(a, b) : std::tie(b, a);
+  return std::any_of(few.begin(), few.end(), [&](const std::string& x) { return many.count(x) > 0; });
 }
 
 }  // namespace
@@ -120,26 +122,30 @@ std::vector<simdjson::dom::element> values_of(const JsonValue& v) {
   return out;
 }
 
-bool requires_key(const JsonValue& v, std::string_view key) {
-  if (!member(v, "required")) return false;
+Marks marks_of(const JsonValue& v) {
+  Marks out;
+  if (!v.is_object()) return out;
+  out.types = types_of(v);
+  out.values = value_texts(v);
+  if (!member(v, "properties") || !member(v, "required")) return out;
+  std::set<std::string_view> required;
   for (const auto element : child(v, "required").array())
-    if (element.is_string() && element.get_string().value() == key) return true;
-  return false;
+    if (element.is_string()) required.insert(element.get_string().value_unsafe());
+  for (const auto field : child(v, "properties").object()) {
+    if (required.count(field.key) == 0) continue;
+    auto values = value_texts({field.value, ""});
+    if (!values.empty()) out.members.emplace(field.key, std::move(values));
+  }
+  return out;
 }
 
-bool plainly_disjoint(const JsonValue& a, const JsonValue& b) {
-  if (!a.is_object() || !b.is_object()) return false;
-  const auto texts_a = value_texts(a), texts_b = value_texts(b), types_a = types_of(a), types_b = types_of(b);
-  if (!types_a.empty() && !types_b.empty() && !common(types_a, types_b)) return true;
-  if (!texts_a.empty() && !texts_b.empty()) return !common(texts_a, texts_b);
-  if (!member(a, "properties") || !member(b, "properties")) return false;
-  const JsonValue properties_b = child(b, "properties");
-  for (const auto& [key, value] : child(a, "properties").object()) {
-    if (!requires_key(a, key) || !requires_key(b, key) || !member(properties_b, key)) continue;
-    const auto x = value_texts({value, ""}), y = value_texts(child(properties_b, key));
-    if (!x.empty() && !y.empty() && !common(x, y)) return true;
-  }
-  return false;
+bool plainly_disjoint(const Marks& a, const Marks& b) {
+  if (!a.types.empty() && !b.types.empty() && !common(a.types, b.types)) return true;
+  if (!a.values.empty() && !b.values.empty()) return !common(a.values, b.values);
+  return std::any_of(a.members.begin(), a.members.end(), [&](const auto& entry) {
+    const auto other = b.members.find(entry.first);
+    return other != b.members.end() && !common(entry.second, other->second);
+  });
 }
 
 }  // namespace cachalot

@@ -1,7 +1,7 @@
 // What a JSON schema's keywords say, before anything is made of them. A keyword that is not known is refused by name.
 #pragma once
 
-#include <initializer_list>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -29,8 +29,15 @@ void allow_only_of(const JsonValue& v, const std::vector<std::string>& types);
 
 // The values of "const" and "enum".
 std::vector<simdjson::dom::element> values_of(const JsonValue& v);
-bool requires_key(const JsonValue& v, std::string_view key);
-// Whether it is plain that no value fits both; neither is a $ref.
-bool plainly_disjoint(const JsonValue& a, const JsonValue& b);
+
+// By what a schema's values can be told from those of another, each as JSON text; empty: not known. The schema is no $ref.
+struct Marks {
+  std::set<std::string> types;                           // integers are numbers
+  std::set<std::string> values;                          // when there are only these
+  std::map<std::string, std::set<std::string>> members;  // that are required and have only these values
+};
+Marks marks_of(const JsonValue& v);
+// Whether it is plain that no value fits both.
+bool plainly_disjoint(const Marks& a, const Marks& b);
 
 }  // namespace cachalot

@@ -43,8 +43,9 @@ struct EngineCore::Live : Task {
 
 namespace {
 
-// Whether every token that may come is forbidden by a bias.
+// Whether every token that a constraint allows is forbidden by a bias.
 bool forbids_all(std::span<const TokenBias> bias, std::span<const uint32_t> allowed) {
+  if (allowed.empty()) return false;  // any may come
   std::vector<uint32_t> left(allowed.begin(), allowed.end());
   for (const TokenBias& b : bias)
     if (const auto word = static_cast<size_t>(b.token) / 32; word < left.size() && b.bias == -std::numeric_limits<float>::infinity())
@@ -309,7 +310,7 @@ SampleParams EngineCore::params_of(Live& live, int ahead) const {
   if (!live.request.constraint) return p;
   p.allowed = live.request.constraint->allowed();
   // A text that can only end does so, though it is shorter than min_tokens.
-  if (live.n_output() < live.request.min_tokens && !p.allowed.empty() && forbids_all(live.early_bias, p.allowed)) p.bias = s.bias;
+  if (live.n_output() < live.request.min_tokens && forbids_all(live.early_bias, p.allowed)) p.bias = s.bias;
   return p;
 }
 
@@ -335,8 +336,11 @@ void EngineCore::take_row(Live& live, int position, Sampled sampled, double now)
 void EngineCore::take_token(Live& live, Sampled sampled, double now) {
   TokenEvent event{.token = sampled.token, .logprob = sampled.logprob, .top = std::move(sampled.top)};
   if (sampled.token < 0) {
-    const bool none_may = live.request.constraint && forbids_all(live.request.sampling.bias, live.request.constraint->allowed());
-    event.error = none_may ? "the request's logit_bias forbids every token that its constraint allows next" : "the logits are not finite";
+    event.error = "the logits are not finite";
+    if (live.request.constraint && forbids_all({}, live.request.constraint->allowed()))
+      event.error = "the request's constraint allows no token next";
+    else if (live.request.constraint && forbids_all(live.request.sampling.bias, live.request.constraint->allowed()))
+      event.error = "the request's logit_bias forbids every token that its constraint allows next";
     return end(live, std::move(event), FinishReason::error, now);
   }
   if (live.request.constraint) {

@@ -1,7 +1,9 @@
 // Structured output: what each front end matches and refuses, and that masks say the same as trying every token.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -308,6 +310,26 @@ TEST(JsonSchema, NestedOptionalMembersStaySmall) {
   EXPECT_LT(Automaton(parse_json_schema(schema)).n_states(), 2000);
 }
 
+TEST(JsonSchema, ManyExclusiveAlternativesTakeNoTime) {
+  const auto schema = [](int n) {
+    std::string options, definitions;
+    for (int i = 0; i < n; ++i) {
+      options += fmt::format("{}{{\"$ref\":\"#/$defs/a{}\"}}", i > 0 ? "," : "", i);
+      definitions +=
+          fmt::format(R"({}"a{}":{{"type":"object","properties":{{"k":{{"const":{}}}}},"required":["k"]}})", i > 0 ? "," : "", i, i);
+    }
+    return R"({"oneOf":[)" + options + R"(],"$defs":{)" + definitions + "}}";
+  };
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_TRUE(matches(Kind::json_schema, schema(250), R"({ "k": 249 })"));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+  EXPECT_THAT(error_of(Kind::json_schema, schema(251)), HasSubstr("schema.oneOf: found more than 250 references"));
+  std::string values = R"({"const":0})";
+  for (int i = 1; i <= 500; ++i) values += fmt::format(R"(,{{"const":{}}})", i);
+  EXPECT_TRUE(matches(Kind::json_schema, R"({"anyOf":[)" + values + "]}", "500"));
+  EXPECT_THAT(error_of(Kind::json_schema, R"({"oneOf":[)" + values + "]}"), HasSubstr("found 501 schemas, expected at most 500"));
+}
+
 TEST(JsonSchema, ListsOfListsStaySmall) {
   std::string schema = R"({"type":"string"})", text = "\"a\"";
   for (int i = 0; i < 50; ++i) {
@@ -316,6 +338,59 @@ TEST(JsonSchema, ListsOfListsStaySmall) {
   }
   EXPECT_LT(Automaton(parse_json_schema(schema)).n_states(), 6000);
   EXPECT_TRUE(matches(Kind::json_schema, schema, text));
+}
+
+TEST(Gbnf, LongChainsOfRulesTakeNoTime) {
+  // Forwards and backwards, with and without empty texts: none may cost the square of the number of rules.
+  for (const bool nullable : {false, true})
+    for (const bool backwards : {false, true}) {
+      constexpr int kRules = 12'000;
+      std::vector<std::string> rules;
+      for (int i = 0; i < kRules; ++i) rules.push_back(fmt::format("r{} ::= r{}{}\n", i, i + 1, nullable ? " \"y\"?" : ""));
+      rules.push_back(fmt::format("r{} ::= \"x\"{}\n", kRules, nullable ? "?" : ""));
+      if (backwards) std::reverse(rules.begin(), rules.end());
+      std::string text = "root ::= \"z\" | r0\n";
+      for (const std::string& rule : rules) text += rule;
+      const auto before = std::chrono::steady_clock::now();
+      EXPECT_TRUE(matches(Kind::gbnf, text, "z"));
+      EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5)) << nullable << backwards;
+    }
+}
+
+TEST(Gbnf, ATextInTooManyPlacesIsNeverRefusedByTheWay) {
+  std::string text = "root ::= ", rules;
+  for (int i = 0; i < 700; ++i) {
+    text += fmt::format("{}r{}", i > 0 ? " | " : "", i);
+    rules += fmt::format("r{} ::= \"a\" o o \"{}\"\n", i, i);
+  }
+  const auto grammar = compiler().compile({Kind::gbnf, text + "\n" + rules + "o ::= \"b\"?\n"});
+  for (const std::string_view way : {"a699", "ab3", "abb699", "a0"}) {
+    auto c = GrammarCompiler::constraint(grammar);
+    for (const char byte : way) {
+      const auto token = static_cast<unsigned char>(byte);
+      const bool allowed = (c->allowed()[token / 32] >> (token % 32) & 1u) != 0;
+      try {
+        EXPECT_EQ(c->accept(token), allowed) << way << " at " << byte;
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("too ambiguous"));
+        break;
+      }
+      if (!allowed) break;
+    }
+  }
+}
+
+TEST(Gbnf, AGrammarThatNothingCanBeginIsRefused) {
+  std::string text = "root ::= r0\n";
+  for (int i = 0; i < 1000; ++i) text += fmt::format("r{} ::= r{}\n", i, i + 1);
+  EXPECT_THAT(error_of(Kind::gbnf, text + "r1000 ::= \"x\"\n"), HasSubstr("no token of this model can begin"));
+}
+
+TEST(Regex, LongRepetitionsAreRead) {
+  for (const char* pattern : {"a{5000}b", "(ab|ac){3000}", "[a-z]{4000}x"})
+    EXPECT_EQ(error_of(Kind::regex, pattern), "no error") << pattern;
+  EXPECT_TRUE(matches(Kind::regex, "a{5000}b", std::string(5000, 'a') + "b"));
+  EXPECT_FALSE(matches(Kind::regex, "a{5000}b", std::string(4999, 'a') + "b"));
 }
 
 TEST(Mask, SaysTheSameAsTryingEveryToken) {
