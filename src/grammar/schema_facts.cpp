@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <tuple>
 
 #include "base/error.h"
 
@@ -62,8 +61,8 @@ std::set<std::string> types_of(const JsonValue& v) {
 }
 
 bool common(const std::set<std::string>& a, const std::set<std::string>& b) {
-  const auto& [few, many] = a.size() < b.size() ? std::tie(a, b) : std::tie(b, a);
-  return std::any_of(few.begin(), few.end(), [&](const std::string& x) { return many.count(x) > 0; });
+  if (a.size() > b.size()) return common(b, a);
+  return std::any_of(a.begin(), a.end(), [&](const std::string& x) { return b.count(x) > 0; });
 }
 
 }  // namespace
