@@ -29,17 +29,22 @@ std::vector<OpCase> large_cases() {
                                 .shared_inner = 512,
                                 .rows = rows}));
   }
-  // One row: more columns than a stage holds, uneven shares of the work, and no shared expert.
-  for (const Format format : {Format::bf16, Format::q4_0, Format::int4_planar})
-    for (const int shared : {0, 384})
+  // One row: more columns than a stage holds, uneven shares of the work, and no shared expert. int4 in groups of 128, and of 64.
+  struct OneRow {
+    Format format;
+    int hidden, inner, shared;
+  };
+  for (const OneRow& s : {OneRow{Format::bf16, 2304, 448, 384}, OneRow{Format::q4_0, 2304, 448, 384},
+                          OneRow{Format::int4_planar, 2304, 640, 384}, OneRow{Format::int4_planar, 2240, 448, 320}})
+    for (const int shared : {0, s.shared})
       cases.push_back(moe_case({.label = "one row",
-                                .gate_up = format,
-                                .down = format,
-                                .shared = format,
+                                .gate_up = s.format,
+                                .down = s.format,
+                                .shared = s.format,
                                 .n_experts = 16,
                                 .top_k = 6,
-                                .hidden = 2304,
-                                .inner = 448,
+                                .hidden = s.hidden,
+                                .inner = s.inner,
                                 .shared_inner = shared,
                                 .rows = 1}));
   // Few rows of 4-bit codes: sorted within the kernel and beforehand, fewer columns than warps, and an expert of more rows than a block
