@@ -7,7 +7,8 @@
 namespace cachalot::cuda {
 
 constexpr int kMlaFewRows = 32, kMlaValues = 512, kMlaFewHead = 128;  // rows at most; the latent; nope and values of a head
-constexpr int kMlaOneHeads = 32, kMlaOneKeys = 1024;  // each cluster reads the context again: up to how many of both one launch pays
+// One launch: each two heads read the context again, so for few heads, and while the context fits a cluster's shared memory.
+constexpr int kMlaOneHeads = 32, kMlaOneKeys = 1024;
 
 struct MlaFewArgs {
   PrologueArgs prologue;

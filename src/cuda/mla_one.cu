@@ -21,17 +21,17 @@ constexpr int kNope = kMlaFewHead, kValue = kMlaFewHead, kTail = kMlaK - kMlaV, 
 constexpr int kKeys = 64, kStages = 2, kPitch = kMlaK + 8, kScorePitch = kKeys + 8;
 constexpr int kOuts = kHeads * kValue / kParts;                                                // results of a block
 constexpr int kUkEach = kHeads * kSlice / kWarps / 2, kUvEach = kHeads * kValue / kWarps / 4;  // rows per half warp; per quarter
-static_assert(kWarps == kParts && kOuts == 32 && kUkEach == 8 && kUvEach == 8 && kTail == 64);
+static_assert(kMlaOneKeys == kParts * kStages * kKeys && kWarps == kParts && kOuts == 32 && kUkEach == 8 && kUvEach == 8 && kTail == 64);
 
 struct Shared {
-  bf16 stages[kStages][kKeys][kPitch];      // rows of the cache
-  uint4 uv[kUvEach][kThreads];              // each thread's own part of W_UV
-  bf16 query[kHeads][kPitch];               // absorbed, then rotated
-  bf16 fresh[kMlaK];                        // the row that is new
-  float scores[2][2][kHeads][kScorePitch];  // of two stages in turn, by halves of the columns
-  float parts[kParts][kHeads][kSlice];      // of the block's slice of the latent, from each block
-  float2 shares[kParts][kHeads];            // their largest scores and sums of powers
-  float products[kParts][kOuts];            // of the block's results, from each block
+  bf16 stages[kStages][kKeys][kPitch];            // rows of the cache
+  uint4 uv[kUvEach][kThreads];                    // each thread's own part of W_UV
+  bf16 query[kHeads][kPitch];                     // absorbed, then rotated
+  bf16 fresh[kMlaK];                              // the row that is new
+  float scores[kStages][2][kHeads][kScorePitch];  // by halves of the columns
+  float parts[kParts][kHeads][kSlice];            // of the block's slice of the latent, from each block
+  float2 shares[kParts][kHeads];                  // their largest scores and sums of powers
+  float products[kParts][kOuts];                  // of the block's results, from each block
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -84,20 +84,17 @@ __global__ __launch_bounds__(kThreads) void mla_one_kernel(const __grid_constant
   const int* table = a.block_table + context.seq * a.table_stride;
   const auto ask = [&](int stage) {
     if (stage >= n_stages) return;
-    bf16(*to)[kPitch] = s.stages[stage % kStages];
+    bf16(*to)[kPitch] = s.stages[stage];
     const int first = part.begin + stage * kKeys, n = min(kKeys, part.n - stage * kKeys), old = min(n, max(context.n_old - first, 0));
-    if (thread == 0) barrier_expect(&full[stage % kStages], static_cast<uint32_t>(old * kMlaK * 2));
+    if (thread == 0) barrier_expect(&full[stage], static_cast<uint32_t>(old * kMlaK * 2));
     const int r = warp * 8 + (lane & 7);
     if (lane < 8 && r < old) {
       const int key = first + r;
       const int64_t slot = static_cast<int64_t>(table[key / a.layout.block_tokens]) * a.layout.block_tokens + key % a.layout.block_tokens;
-      bulk_copy(to[r], static_cast<const bf16*>(a.k) + slot * kMlaK, kMlaK * 2, &full[stage % kStages]);
+      bulk_copy(to[r], static_cast<const bf16*>(a.k) + slot * kMlaK, kMlaK * 2, &full[stage]);
     }
     for (int row = n + warp; row < (n + 15) / 16 * 16; row += kWarps)
       for (int u = lane; u < kMlaK / 8; u += 32) *reinterpret_cast<uint4*>(&to[row][u * 8]) = make_uint4(0, 0, 0, 0);
-    if (old < n && stage >= kStages)  // the new row, made since
-      for (int u = thread; u < kMlaK / 8; u += kThreads)
-        *reinterpret_cast<uint4*>(&to[old][u * 8]) = *reinterpret_cast<const uint4*>(&s.fresh[u * 8]);
   };
   for (int stage = 0; stage < kStages; ++stage) ask(stage);
 
@@ -155,7 +152,7 @@ __global__ __launch_bounds__(kThreads) void mla_one_kernel(const __grid_constant
     const int at = new_key - part.begin;
     if (thread < kMlaK / 8) {
       const uint4 piece = *reinterpret_cast<const uint4*>(&s.fresh[thread * 8]);
-      if (at < kStages * kKeys) *reinterpret_cast<uint4*>(&s.stages[at / kKeys][at % kKeys][thread * 8]) = piece;
+      *reinterpret_cast<uint4*>(&s.stages[at / kKeys][at % kKeys][thread * 8]) = piece;
       if (head0 == 0 && slot >= 0)
         reinterpret_cast<uint4*>(static_cast<bf16*>(p.pages) + static_cast<int64_t>(slot) * kMlaK)[thread] = piece;
     }
@@ -166,10 +163,10 @@ __global__ __launch_bounds__(kThreads) void mla_one_kernel(const __grid_constant
   const int tile = warp & 3, half = warp >> 2, head = g & 1;  // the columns of mma repeat the two heads
   float acc[4][4] = {}, largest = -INFINITY, sum = 0.0f;
   for (int stage = 0; stage < n_stages; ++stage) {
-    const bf16(*keys)[kPitch] = s.stages[stage % kStages];
+    const bf16(*keys)[kPitch] = s.stages[stage];
     const int n = min(kKeys, part.n - stage * kKeys);
-    float(*scores)[kHeads][kScorePitch] = s.scores[stage & 1];
-    barrier_wait(&full[stage % kStages], (stage / kStages) & 1);
+    float(*scores)[kHeads][kScorePitch] = s.scores[stage];
+    barrier_wait(&full[stage], 0);
     if (tile * 16 < n) {
       constexpr int kSteps = kMlaK / 32;  // of half of the columns
       float v[2][4] = {};
@@ -220,10 +217,6 @@ __global__ __launch_bounds__(kThreads) void mla_one_kernel(const __grid_constant
         ldmatrix4_transposed(va, v_at + j * 16 * kPitch + t * 16);
         mma_bf16(acc[t], va, b0, b1);
       }
-    }
-    if (stage + kStages < n_stages) {
-      __syncthreads();
-      ask(stage + kStages);
     }
   }
 

@@ -364,9 +364,7 @@ cudaError_t launch_moe_one(const MoeOneArgs& a, cudaStream_t stream) {
     error = raised;
     if (error != cudaSuccess) return false;
     const int n_stages = stages_for<tile.value>(a);
-    // Blocks of other kernels beside a block of bf16, which then begin earlier, cost more than they gain: 5 us a layer.
-    const size_t bytes =
-        tile.value == Tile::bf16 ? a.most_shared : static_cast<size_t>(n_stages * Stage<tile.value>::kBytes + fixed_bytes<tile.value>(a));
+    const size_t bytes = static_cast<size_t>(n_stages * Stage<tile.value>::kBytes + fixed_bytes<tile.value>(a));
     error = launch(moe_one_kernel<tile.value>, dim3(static_cast<unsigned>(a.n_blocks)), kRingThreads, bytes, stream, a, n_stages);
     return true;
   });

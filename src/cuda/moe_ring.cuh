@@ -17,9 +17,9 @@ struct Stage {
   static constexpr bool kRows = kTile == Tile::bf16;
   static constexpr int kChunks = kRows ? 8 : tile_info(kTile).code_bits == 8 ? 16 : 32;
   static constexpr int kRecord = kRows ? kRecordCols * 2 : tile_info(kTile).bytes;
-  static constexpr int kWholePitch = 2 * kChunks * kRecord + 64;  // of rows
-  static constexpr int kHalf = kChunks * kRecord;                 // of records: gate, then as much of up
-  static constexpr int kBytes = kRows ? kRecordRows * kWholePitch : 2 * kHalf;
+  static constexpr int kHalfPitch = kChunks * kRecord + 64, kWholePitch = 2 * kChunks * kRecord + 64;  // of rows
+  static constexpr int kHalf = kRows ? kRecordRows * kHalfPitch : kChunks * kRecord;
+  static constexpr int kBytes = 2 * kHalf;
   static constexpr bool kWhole = tile_info(kTile).has_min;  // 4-bit codes: x as whole numbers
   static constexpr int kGroup = kWhole ? tile_info(kTile).group : kRecordCols, kGroups = kRecordCols / kGroup;  // per chunk
 };
