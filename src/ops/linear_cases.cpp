@@ -102,8 +102,9 @@ OpCase swiglu_case(const WeightShape& shape, int rows) {
 }
 
 OpCase add_norm_linear_case(const WeightShape& shape, int rows) {
-  OpCase c{
-      .name = fmt::format("linear/add_norm_linear/{}/T{}", describe(shape), rows), .op = "linear", .quantised = !is_float(shape.format)};
+  OpCase c{.name = fmt::format("linear/add_norm_linear/{}/{}x{}/T{}", describe(shape), shape.out, shape.in, rows),
+           .op = "linear",
+           .quantised = !is_float(shape.format)};
   c.bytes = weight_bytes(shape) + rows * (12.0 * shape.in + 4.0 * shape.out);
   c.flops = 2.0 * rows * shape.in * shape.out;
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
