@@ -47,8 +47,8 @@ def as_directory(model, scratch, layers):
         return out
     if layers:
         whole = as_directory(model, scratch, 0)
-        AutoModelForCausalLM.from_pretrained(whole, num_hidden_layers=layers, dtype="auto").save_pretrained(out)
         AutoTokenizer.from_pretrained(whole).save_pretrained(out)
+        AutoModelForCausalLM.from_pretrained(whole, num_hidden_layers=layers, dtype="auto").save_pretrained(out)
     elif model.is_dir():
         return model
     else:
@@ -56,8 +56,8 @@ def as_directory(model, scratch, layers):
         del loaded.config.quantization_config  # it is dequantized by now, which save_pretrained does not see
         fresh = AutoModelForCausalLM.from_config(loaded.config).to(torch.bfloat16)
         fresh.load_state_dict(loaded.state_dict())
-        fresh.save_pretrained(out)
         tokenizer_of_gguf(model).save_pretrained(out)
+        fresh.save_pretrained(out)
     return out
 
 
