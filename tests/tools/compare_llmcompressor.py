@@ -110,6 +110,7 @@ def main():
     args = parser.parse_args()
     args.scratch.mkdir(parents=True, exist_ok=True)
 
+    args.cachalot = args.cachalot.resolve()
     original = as_directory(args.model, args.scratch, args.layers)
     data = windows(AutoTokenizer.from_pretrained(original), [text.split("=", 1)[1] for text in args.calib], args.tokens, args.window)
     texts = [part for text in args.eval for part in ("--domain", text)]
