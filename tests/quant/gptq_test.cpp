@@ -201,9 +201,10 @@ TEST(Gptq, LeavesFarLessOutputErrorThanRounding) {
 }
 
 TEST(Gptq, RefiningLowersTheErrorFurther) {
-  Fixture f;
-  for (const Scheme& scheme : {Scheme{Format::int4_planar, 128, false}, Scheme{Format::int4_planar, 32, true}, Scheme{Format::q4_0},
-                               Scheme{Format::iq4_nl}, Scheme{Format::q5_1}, Scheme{Format::fp8_block}}) {
+  Fixture f(640);  // more columns than are refined at once, and not a multiple
+  for (const Scheme& scheme :
+       {Scheme{Format::int4_planar, 128, false}, Scheme{Format::int4_planar, 32, true}, Scheme{Format::int4_planar, 0, false},
+        Scheme{Format::q4_0}, Scheme{Format::iq4_nl}, Scheme{Format::q5_1}, Scheme{Format::fp8_block}}) {
     QuantizedStack fed("w", scheme, 1, f.out, f.n);
     fed.round_to_nearest(0, f.w, {}, RangeSearch::fit, f.pool);
     const ErrorFeedback feedback(*f.ops, f.pool, f.moments, {});
