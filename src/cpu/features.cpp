@@ -80,8 +80,6 @@ KernelTable with_tiles(const KernelTable& base, const char* name) {
   t.name = name;
   t.tiles = kAmxKernels;
   t.attention[static_cast<int>(Element::bf16)] = kAmxAttention;
-  // Floats keep the layout whose panels the tiles multiply.
-  for (const Codec c : {Codec::f16, Codec::bf16, Codec::fp8}) t.wide.product[static_cast<int>(c)] = nullptr;
   return t;
 }
 #endif

@@ -122,14 +122,17 @@ void expect_bf16(const LinearSource& s, const Tokens& tokens, const std::vector<
   }
 }
 
-TEST_F(Tiles, Bf16ProductsOfIntegerWeightsKeepTheirBound) {
+TEST_F(Tiles, Bf16ProductsKeepTheirBound) {
   HugeMemory memory;
   ThreadPool pool(1);
-  for (const Format format : wide_formats()) {
+  std::vector<Format> formats = wide_formats();
+  for (const Format format : {Format::f16, Format::bf16, Format::fp8_block}) formats.push_back(format);
+  for (const Format format : formats) {
     constexpr int kOut = 75;
     const LinearSource s = random_source({.format = format, .out = kOut, .in = test::rounded_to_blocks(format, 1280)}, 3);
     const auto packed = pack_weights({&s, 1}, memory, pool, &table_->wide);
     const Segment& segment = packed->segments[0];
+    ASSERT_TRUE(segment.wide) << info(format).name;
     const std::vector<float> bias = random_floats(kOut, 8);
     for (const int n_tokens : {9, 16, 52}) {
       Tokens tokens(*table_, n_tokens, s.in, kOut);

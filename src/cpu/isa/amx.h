@@ -182,7 +182,7 @@ inline void gather_bytes(const QuantisedRow* x, int n_tokens, int n_cols, uint8_
 
 template <Codec C>
 constexpr void fill_tiles(TileKernels& k) {
-  k.bytes[static_cast<int>(C)] = byte_product<C>;
+  if constexpr (C != Codec::f16 && C != Codec::bf16 && C != Codec::fp8) k.bytes[static_cast<int>(C)] = byte_product<C>;
   k.bf16[static_cast<int>(C)] = bf16_product<C>;
   k.swiglu[static_cast<int>(C)] = bf16_swiglu<C>;
 }
@@ -206,6 +206,9 @@ constexpr TileKernels make_tile_kernels() {
   fill_tiles<Codec::mxfp4>(k);
   fill_tiles<Codec::int4>(k);
   fill_tiles<Codec::int8>(k);
+  fill_tiles<Codec::f16>(k);
+  fill_tiles<Codec::bf16>(k);
+  fill_tiles<Codec::fp8>(k);
   return k;
 }
 

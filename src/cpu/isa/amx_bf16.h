@@ -50,17 +50,16 @@ inline void store_sums(uint8_t* to) {
     tile_store<5>(to + 5 * kTileBytes, kRowBytes);
   }
 }
-// One chunk in kMultiplySteps steps of a product or two: a [M] tiles of tokens a_step apart, b two tiles of weights.
-constexpr int kMultiplySteps = 6;
+// One chunk in six steps of a product or none: a [M] tiles of tokens a_step apart, first and second the weights of the two groups.
 template <int M, int kStep>
-inline void multiply_step(const uint8_t* a, int64_t a_step, const uint8_t* b) {
+inline void multiply_step(const uint8_t* a, int64_t a_step, const uint8_t* first, const uint8_t* second) {
   if constexpr (M == 2) {  // registers for all four
     if constexpr (kStep == 0) {
       tile_load<4>(a, kRowBytes);
-      tile_load<6>(b, kRowBytes);
+      tile_load<6>(first, kRowBytes);
       tile_dot_bf16<0, 4, 6>();
     } else if constexpr (kStep == 1) {
-      tile_load<7>(b + kTileBytes, kRowBytes);
+      tile_load<7>(second, kRowBytes);
       tile_dot_bf16<1, 4, 7>();
     } else if constexpr (kStep == 3) {
       tile_load<5>(a + a_step, kRowBytes);
@@ -70,82 +69,103 @@ inline void multiply_step(const uint8_t* a, int64_t a_step, const uint8_t* b) {
     }
   } else if constexpr (kStep == 0) {
     tile_load<6>(a, kRowBytes);
-    tile_load<7>(b, kRowBytes);
+    tile_load<7>(first, kRowBytes);
     tile_dot_bf16<0, 6, 7>();
   } else if constexpr (kStep == 1) {
-    tile_load<7>(b + kTileBytes, kRowBytes);
+    tile_load<7>(second, kRowBytes);
     tile_dot_bf16<1, 6, 7>();
   } else if constexpr (M == 3 && kStep == 2) {
     tile_load<6>(a + a_step, kRowBytes);
     tile_dot_bf16<3, 6, 7>();
   } else if constexpr (M == 3 && kStep == 3) {
-    tile_load<7>(b, kRowBytes);
+    tile_load<7>(first, kRowBytes);
     tile_dot_bf16<2, 6, 7>();
   } else if constexpr (M == 3 && kStep == 4) {
     tile_load<6>(a + 2 * a_step, kRowBytes);
     tile_dot_bf16<4, 6, 7>();
   } else if constexpr (M == 3 && kStep == 5) {
-    tile_load<7>(b + kTileBytes, kRowBytes);
+    tile_load<7>(second, kRowBytes);
     tile_dot_bf16<5, 6, 7>();
   }
 }
 template <int M>
-inline void multiply_chunk(const uint8_t* a, int64_t a_step, const uint8_t* b) {
-  multiply_step<M, 0>(a, a_step, b);
-  multiply_step<M, 1>(a, a_step, b);
-  multiply_step<M, 2>(a, a_step, b);
-  multiply_step<M, 3>(a, a_step, b);
-  multiply_step<M, 4>(a, a_step, b);
-  multiply_step<M, 5>(a, a_step, b);
+inline void multiply_chunk(const uint8_t* a, int64_t a_step, const uint8_t* first, const uint8_t* second) {
+  multiply_step<M, 0>(a, a_step, first, second);
+  multiply_step<M, 1>(a, a_step, first, second);
+  multiply_step<M, 2>(a, a_step, first, second);
+  multiply_step<M, 3>(a, a_step, first, second);
+  multiply_step<M, 4>(a, a_step, first, second);
+  multiply_step<M, 5>(a, a_step, first, second);
 }
 
-// Two groups of rows, which may be of different matrices.
+// Two groups of rows, which may be of different matrices of one shape.
 struct RowPair {
+  const WideRows& shape;
   const uint8_t* group[2];
-  int n_units, chunks_per_unit;
-  int64_t unit_bytes;
   RowFactors factors[2];
-  [[nodiscard]] int64_t chunks() const { return static_cast<int64_t>(n_units) * chunks_per_unit; }
+  [[nodiscard]] int chunks_per_unit() const { return shape.unit_elems / kChunk; }
+  [[nodiscard]] int64_t chunks() const { return static_cast<int64_t>(shape.n_units) * chunks_per_unit(); }
 };
 template <Codec C>
 inline RowPair row_pair(const WideRows& w, const uint8_t* first, const uint8_t* second) {
-  return {.group = {first, second},
-          .n_units = w.n_units,
-          .chunks_per_unit = w.unit_elems / kChunk,
-          .unit_bytes = w.unit_bytes,
-          .factors = {row_factors<C>(first, w.n_units, w.unit_bytes), row_factors<C>(second, w.n_units, w.unit_bytes)}};
+  return {.shape = w, .group = {first, second}, .factors = {row_factors<C>(w, first), row_factors<C>(w, second)}};
+}
+
+inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t begin, int64_t end) {
+  constexpr int64_t kAhead = 4096;
+  for (int64_t i = begin; i < end; i += kRowBytes) {
+    __builtin_prefetch(first + kAhead + i, 0, 2);
+    __builtin_prefetch(second + kAhead + i, 0, 2);
+  }
 }
 
 // Opens the pair, a few chunks at a time into the ring b, and multiplies it with M tiles of tokens; their sums go to `sums`.
 template <Codec C, int M>
 void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* b, uint8_t* sums) {
-  constexpr int64_t kAhead = 4096;
-  const int64_t chunk_bytes = w.unit_bytes / w.chunks_per_unit;
+  const int64_t chunk_bytes = w.shape.unit_bytes / w.chunks_per_unit();
   int64_t opened = 0, done = 0;
   zero_sums<M>();
   const uint8_t *first = w.group[0], *second = w.group[1];
-  for (int u = 0; u < w.n_units; ++u, first += w.unit_bytes, second += w.unit_bytes) {
-    const WideCodec<C> codec_0(Unit{first, 0}), codec_1(Unit{second, 0});
-    const OpenScales<C> scales_0(codec_0, w.factors[0].up), scales_1(codec_1, w.factors[1].up);
-    for (int c = 0; c < w.chunks_per_unit; ++c, ++opened) {
-      for (int64_t i = c * chunk_bytes; i < (c + 1) * chunk_bytes; i += kRowBytes) {
-        __builtin_prefetch(first + kAhead + i, 0, 2);
-        __builtin_prefetch(second + kAhead + i, 0, 2);
-      }
+  for (int u = 0; u < w.shape.n_units; ++u, first += w.shape.unit_bytes, second += w.shape.unit_bytes) {
+    const OpenUnit<C> unit_0(first, w.shape, w.factors[0].up), unit_1(second, w.shape, w.factors[1].up);
+    for (int c = 0; c < w.chunks_per_unit(); ++c, ++opened) {
+      ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
       uint8_t* const to = b + opened % kRingChunks * kPairBytes;
       if (opened < kAheadChunks) {
-        open_chunk<C>(codec_0, scales_0, c, to, [](auto) {});
-        open_chunk<C>(codec_1, scales_1, c, to + kTileBytes, [](auto) {});
+        unit_0.open(c, to, [](auto) {});
+        unit_1.open(c, to + kTileBytes, [](auto) {});
         continue;
       }
       const uint8_t *const a_now = a + done * kTileBytes, *const b_now = b + done % kRingChunks * kPairBytes;
-      open_chunk<C>(codec_0, scales_0, c, to, [&](auto step) { multiply_step<M, step.value>(a_now, a_step, b_now); });
-      open_chunk<C>(codec_1, scales_1, c, to + kTileBytes, [&](auto step) { multiply_step<M, 3 + step.value>(a_now, a_step, b_now); });
+      const auto multiply = [&]<int kStep>() { multiply_step<M, kStep>(a_now, a_step, b_now, b_now + kTileBytes); };
+      unit_0.open(c, to, [&](auto step) { multiply.template operator()<step.value>(); });
+      unit_1.open(c, to + kTileBytes, [&](auto step) { multiply.template operator()<3 + step.value>(); });
       ++done;
     }
   }
-  for (; done < opened; ++done) multiply_chunk<M>(a + done * kTileBytes, a_step, b + done % kRingChunks * kPairBytes);
+  for (; done < opened; ++done) {
+    const uint8_t* const b_now = b + done % kRingChunks * kPairBytes;
+    multiply_chunk<M>(a + done * kTileBytes, a_step, b_now, b_now + kTileBytes);
+  }
   store_sums<M>(sums);
+}
+// Weights of bf16 are tiles as they lie.
+template <int M>
+void multiply_as_they_lie(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* sums) {
+  zero_sums<M>();
+  for (int64_t at = 0; at < w.chunks() * kTileBytes; at += kTileBytes) {
+    ask_for_pair(w.group[0], w.group[1], at, at + kTileBytes);
+    multiply_chunk<M>(a + at, a_step, w.group[0] + at, w.group[1] + at);
+  }
+  store_sums<M>(sums);
+}
+template <Codec C, int M>
+inline void multiply_tiles(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* ring, uint8_t* sums) {
+  if constexpr (C == Codec::bf16) {
+    multiply_as_they_lie<M>(w, a, a_step, sums);
+  } else {
+    open_and_multiply<C, M>(w, a, a_step, ring, sums);
+  }
 }
 // Calls finish(sums, first token tile, tiles) for the pair's products with tiles [begin, end) of tokens. Weights are opened again for every
 // three tiles: that takes the vector units less time than the tiles need for their products, and a buffer of all columns would leave the
@@ -158,9 +178,9 @@ inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int
   for (int i = 0; i < blocks; ++i) {
     const int m = (n + i) / blocks;
     const uint8_t* const a = tiles + tile * step;
-    if (m == 1) open_and_multiply<C, 1>(w, a, step, ring, sums);
-    if (m == 2) open_and_multiply<C, 2>(w, a, step, ring, sums);
-    if (m == 3) open_and_multiply<C, 3>(w, a, step, ring, sums);
+    if (m == 1) multiply_tiles<C, 1>(w, a, step, ring, sums);
+    if (m == 2) multiply_tiles<C, 2>(w, a, step, ring, sums);
+    if (m == 3) multiply_tiles<C, 3>(w, a, step, ring, sums);
     finish(sums, tile, m);
     tile += m;
   }

@@ -52,24 +52,36 @@ constexpr OpenBounds open_bounds() {
 struct RowFactors {
   F up, down;
 };
-template <Codec C>
-inline RowFactors row_factors(const uint8_t* unit, int n_units, int64_t unit_bytes) {
-  constexpr OpenBounds kBounds = open_bounds<C>();
-  F bound = zero();
-  for (int u = 0; u < n_units; ++u, unit += unit_bytes) {
-    const Unit at{unit, 0};
-    F here;
-    if constexpr (C == Codec::mxfp4) {
-      here = mul(WideCodec<C>(at).scale(0), set1(kBounds.weight));
-    } else {
-      here = mul(vabs(at.half(0)), set1(kBounds.weight));
-      if constexpr (kBounds.minimum > 0.0f) here = fma(vabs(at.half(32)), set1(kBounds.minimum), here);
-    }
-    bound = vmax(bound, here);
-  }
+inline RowFactors factors_for(F bound) {
   // Exponents, biased: up = 2^(13 - e) for bound < 2^(e + 1), and activations and f16 took 2^(64 - 112).
   const I exponent = _mm512_max_epi32(_mm512_srli_epi32(as_int(bound), 23), iset1(40));
   return {as_float(shl(isub(iset1(13 + 2 * 127), exponent), 23)), as_float(shl(iadd(exponent, iset1(112 - 64 - 13)), 23))};
+}
+// Of a group of w.
+template <Codec C>
+inline RowFactors row_factors(const WideRows& w, const uint8_t* unit) {
+  if constexpr (C == Codec::bf16 || C == Codec::f16) return {set1(1.0f), set1(1.0f / kActivationFactor)};  // not through f16
+  if constexpr (C == Codec::fp8) {
+    const auto* const scales = reinterpret_cast<const float*>(unit);
+    F bound = zero();
+    for (int i = 0; i < w.header_bytes / 4; i += kWidth) bound = vmax(bound, vabs(load(scales + i)));
+    return factors_for(set1(448.0f * reduce_max(bound)));
+  } else {
+    constexpr OpenBounds kBounds = open_bounds<C>();
+    F bound = zero();
+    for (int u = 0; u < w.n_units; ++u, unit += w.unit_bytes) {
+      const Unit at{unit, 0};
+      F here;
+      if constexpr (C == Codec::mxfp4) {
+        here = mul(WideCodec<C>(at).scale(0), set1(kBounds.weight));
+      } else {
+        here = mul(vabs(at.half(0)), set1(kBounds.weight));
+        if constexpr (kBounds.minimum > 0.0f) here = fma(vabs(at.half(32)), set1(kBounds.minimum), here);
+      }
+      bound = vmax(bound, here);
+    }
+    return factors_for(bound);
+  }
 }
 
 // Scales and minima of a unit's rows, times `up`, in pairs of f16.
@@ -211,6 +223,68 @@ inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, i
   between(Step<2>{});
   put(12, 16);
 }
+
+// A unit of 16 rows of w; open() puts chunk c as open_chunk does.
+template <Codec C>
+struct OpenUnit {
+  WideCodec<C> codec;
+  OpenScales<C> scales;
+  OpenUnit(const uint8_t* unit, const WideRows&, F up) : codec(Unit{unit, 0}), scales(codec, up) {}
+  OpenUnit(const OpenUnit&) = delete;
+  OpenUnit& operator=(const OpenUnit&) = delete;
+  template <typename Between>
+  void open(int c, uint8_t* to, const Between& between) const {
+    open_chunk<C>(codec, scales, c, to, between);
+  }
+};
+// [2][16] words as [16][2].
+inline I interleave(I a) {
+  return _mm512_permutexvar_epi16(_mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+                                                   19, 3, 18, 2, 17, 1, 16, 0),
+                                  a);
+}
+template <>
+struct OpenUnit<Codec::f16> {
+  const uint8_t* numbers;
+  OpenUnit(const uint8_t* unit, const WideRows&, F) : numbers(unit) {}
+  template <typename Between>
+  void open(int c, uint8_t* to, const Between& between) const {
+    const uint8_t* const from = numbers + c * kTileBytes;
+#pragma GCC unroll 16
+    for (int i = 0; i < kChunk / 2; ++i) {
+      if (i == 0) between(Step<0>{});
+      if (i == 6) between(Step<1>{});
+      if (i == 12) between(Step<2>{});
+      const F low = load_f16(from + kRowBytes * i), high = load_f16(from + kRowBytes * i + kRowBytes / 2);
+      _mm512_store_si512(to + kRowBytes * i, interleave(reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low))));
+    }
+  }
+};
+template <>
+struct OpenUnit<Codec::fp8> {
+  const float* block_scales;
+  const uint8_t* codes;
+  F up;
+  OpenUnit(const uint8_t* unit, const WideRows& w, F factor)
+      : block_scales(reinterpret_cast<const float*>(unit)), codes(unit + w.header_bytes), up(factor) {}
+  template <typename Between>
+  void open(int c, uint8_t* to, const Between& between) const {
+    constexpr int kScaleColumns = 128;
+    constexpr float kHalfTooSmall = 256.0f;  // E4M3 read as f16; see load_e4m3
+    const I factor = half_pairs(mul(set1(kHalfTooSmall * block_scales[c * kChunk / kScaleColumns]), up)), mask = words(0xbf80);
+#pragma GCC unroll 8
+    for (int i = 0; i < kSteps; ++i) {  // four columns
+      if (i == 0) between(Step<0>{});
+      if (i == 3) between(Step<1>{});
+      if (i == 6) between(Step<2>{});
+      const I code = load_bytes(codes + (c * kSteps + i) * kRowBytes);
+      const I even = iand(_mm512_srai_epi16(shl16(code, 8), 1), mask), odd = iand(_mm512_srai_epi16(code, 1), mask);
+      uint8_t* const out = to + kRowBytes * (i / 2 * 4 + i % 2);
+      _mm512_store_si512(out, brain_of_half(half_mul(interleave(even), factor)));
+      _mm512_store_si512(out + 2 * kRowBytes, brain_of_half(half_mul(interleave(odd), factor)));
+    }
+  }
+};
 
 // 32 activations as bf16 in the order of a tile's row.
 inline I tile_row(F first, F second) {
