@@ -134,7 +134,7 @@ TEST_F(Tiles, Bf16ProductsKeepTheirBound) {
     const Segment& segment = packed->segments[0];
     ASSERT_TRUE(segment.wide) << info(format).name;
     const std::vector<float> bias = random_floats(kOut, 8);
-    for (const int n_tokens : {9, 16, 52}) {
+    for (const int n_tokens : {9, 16, 52, 135, 210}) {
       Tokens tokens(*table_, n_tokens, s.in, kOut);
       tokens.lay_out(
           [&](int first, int n, uint8_t* tiles, float*) { table_->tiles.gather_bf16(tokens.rows.data() + first, n, s.in, tiles); });

@@ -13,8 +13,13 @@ namespace {
 
 constexpr int kPairBytes = 2 * kTileBytes;  // of a chunk of two groups, opened
 constexpr int kMostTiles = 3;               // of tokens at a time
-constexpr int kAheadChunks = 2;             // opened before they are multiplied: tiles cannot read stores that are still on their way
-constexpr int kRingChunks = 8;              // of opened weights: they stay in the first cache
+// Opened before they are multiplied: tiles cannot read stores that are still on their way. An odd number, so that stores and tile loads of
+// the same time do not share their places within a page.
+constexpr int kAheadChunks = 3;
+constexpr int kRingChunks = 8;    // of opened weights: they stay in the first cache
+constexpr int kBlockChunks = 16;  // opened at once for many tokens: likewise
+constexpr int kManyTiles = 8;     // of tokens, from which sums that leave the tiles cost less than opening weights again
+constexpr int kMostBlockTiles = 32;
 
 constexpr TileShapes bf16_shapes() {
   TileShapes s;
@@ -35,6 +40,19 @@ inline void zero_sums() {
   if constexpr (M > 2) {
     tile_zero<4>();
     tile_zero<5>();
+  }
+}
+template <int M>
+inline void load_sums(const uint8_t* from) {
+  tile_load<0>(from, kRowBytes);
+  tile_load<1>(from + kTileBytes, kRowBytes);
+  if constexpr (M > 1) {
+    tile_load<2>(from + 2 * kTileBytes, kRowBytes);
+    tile_load<3>(from + 3 * kTileBytes, kRowBytes);
+  }
+  if constexpr (M > 2) {
+    tile_load<4>(from + 4 * kTileBytes, kRowBytes);
+    tile_load<5>(from + 5 * kTileBytes, kRowBytes);
   }
 }
 template <int M>
@@ -121,7 +139,7 @@ inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t be
 
 // Opens the pair, a few chunks at a time into the ring b, and multiplies it with M tiles of tokens; their sums go to `sums`.
 template <Codec C, int M>
-void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* b, uint8_t* sums) {
+void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, bool asks, uint8_t* b, uint8_t* sums) {
   const int64_t chunk_bytes = w.shape.unit_bytes / w.chunks_per_unit();
   int64_t opened = 0, done = 0;
   zero_sums<M>();
@@ -129,7 +147,7 @@ void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, uint8
   for (int u = 0; u < w.shape.n_units; ++u, first += w.shape.unit_bytes, second += w.shape.unit_bytes) {
     const OpenUnit<C> unit_0(first, w.shape, w.factors[0].up), unit_1(second, w.shape, w.factors[1].up);
     for (int c = 0; c < w.chunks_per_unit(); ++c, ++opened) {
-      ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
+      if (asks) ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
       uint8_t* const to = b + opened % kRingChunks * kPairBytes;
       if (opened < kAheadChunks) {
         unit_0.open(c, to, [](auto) {});
@@ -151,36 +169,88 @@ void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, uint8
 }
 // Weights of bf16 are tiles as they lie.
 template <int M>
-void multiply_as_they_lie(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* sums) {
+void multiply_as_they_lie(const RowPair& w, const uint8_t* a, int64_t a_step, bool asks, uint8_t* sums) {
   zero_sums<M>();
   for (int64_t at = 0; at < w.chunks() * kTileBytes; at += kTileBytes) {
-    ask_for_pair(w.group[0], w.group[1], at, at + kTileBytes);
+    if (asks) ask_for_pair(w.group[0], w.group[1], at, at + kTileBytes);
     multiply_chunk<M>(a + at, a_step, w.group[0] + at, w.group[1] + at);
   }
   store_sums<M>(sums);
 }
 template <Codec C, int M>
-inline void multiply_tiles(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* ring, uint8_t* sums) {
+inline void multiply_tiles(const RowPair& w, const uint8_t* a, int64_t a_step, bool asks, uint8_t* ring, uint8_t* sums) {
   if constexpr (C == Codec::bf16) {
-    multiply_as_they_lie<M>(w, a, a_step, sums);
+    multiply_as_they_lie<M>(w, a, a_step, asks, sums);
   } else {
-    open_and_multiply<C, M>(w, a, a_step, ring, sums);
+    open_and_multiply<C, M>(w, a, a_step, asks, ring, sums);
   }
 }
-// Calls finish(sums, first token tile, tiles) for the pair's products with tiles [begin, end) of tokens. Weights are opened again for every
-// three tiles: that takes the vector units less time than the tiles need for their products, and a buffer of all columns would leave the
-// first cache.
+
+// Chunks [begin, end) of the pair.
+template <Codec C>
+inline void open_block(const RowPair& w, int64_t begin, int64_t end, uint8_t* to) {
+  const int per_unit = w.chunks_per_unit();
+  const int64_t chunk_bytes = w.shape.unit_bytes / per_unit;
+  for (int64_t chunk = begin; chunk < end;) {
+    const int64_t at = chunk / per_unit * w.shape.unit_bytes;
+    const uint8_t *const first = w.group[0] + at, *const second = w.group[1] + at;
+    const OpenUnit<C> unit_0(first, w.shape, w.factors[0].up), unit_1(second, w.shape, w.factors[1].up);
+    for (int c = static_cast<int>(chunk % per_unit); c < per_unit && chunk < end; ++c, ++chunk, to += kPairBytes) {
+      ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
+      unit_0.open(c, to, [](auto) {});
+      unit_1.open(c, to + kTileBytes, [](auto) {});
+    }
+  }
+}
+template <int M>
+inline void multiply_block(const uint8_t* a, int64_t a_step, const uint8_t* opened, int64_t chunks, bool first, uint8_t* sums) {
+  if (first) {
+    zero_sums<M>();
+  } else {
+    load_sums<M>(sums);
+  }
+  for (int64_t c = 0; c < chunks; ++c)
+    multiply_chunk<M>(a + c * kTileBytes, a_step, opened + c * kPairBytes, opened + c * kPairBytes + kTileBytes);
+  store_sums<M>(sums);
+}
+// The pair times n tiles of tokens, whose sums wait in memory while others take their turn with a block of opened columns.
+template <Codec C>
+void open_once(const RowPair& w, const uint8_t* a, int n, uint8_t* opened, uint8_t* sums) {
+  const int64_t all = w.chunks(), step = all * kTileBytes;
+  for (int64_t begin = 0; begin < all; begin += kBlockChunks) {
+    const int64_t end = all - begin < kBlockChunks ? all : begin + kBlockChunks;
+    open_block<C>(w, begin, end, opened);
+    for (int tile = 0; tile < n;) {
+      const int m = n - tile == 3 ? 3 : n - tile == 1 ? 1 : 2;
+      const uint8_t* const from = a + tile * step + begin * kTileBytes;
+      uint8_t* const to = sums + tile * kPairBytes;
+      if (m == 1) multiply_block<1>(from, step, opened, end - begin, begin == 0, to);
+      if (m == 2) multiply_block<2>(from, step, opened, end - begin, begin == 0, to);
+      if (m == 3) multiply_block<3>(from, step, opened, end - begin, begin == 0, to);
+      tile += m;
+    }
+  }
+}
+// Calls finish(sums, first token tile, tiles) for the pair's products with tiles [begin, end) of tokens. For a few the weights are opened
+// again for every three tiles, while the products of the chunks before run.
 template <Codec C, typename Finish>
-inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int end, uint8_t* ring, uint8_t* sums, const Finish& finish) {
+inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int end, uint8_t* scratch, const Finish& finish) {
   const int64_t step = w.chunks() * kTileBytes;
   const int n = end - begin, blocks = (n + kMostTiles - 1) / kMostTiles;
+  uint8_t* const sums = scratch + kBlockChunks * kPairBytes;
+  if constexpr (C != Codec::bf16) {
+    if (n >= kManyTiles) {
+      open_once<C>(w, tiles + begin * step, n, scratch, sums);
+      return finish(sums, begin, n);
+    }
+  }
   int tile = begin;
   for (int i = 0; i < blocks; ++i) {
     const int m = (n + i) / blocks;
     const uint8_t* const a = tiles + tile * step;
-    if (m == 1) multiply_tiles<C, 1>(w, a, step, ring, sums);
-    if (m == 2) multiply_tiles<C, 2>(w, a, step, ring, sums);
-    if (m == 3) multiply_tiles<C, 3>(w, a, step, ring, sums);
+    if (m == 1) multiply_tiles<C, 1>(w, a, step, i == 0, scratch, sums);
+    if (m == 2) multiply_tiles<C, 2>(w, a, step, i == 0, scratch, sums);
+    if (m == 3) multiply_tiles<C, 3>(w, a, step, i == 0, scratch, sums);
     finish(sums, tile, m);
     tile += m;
   }
@@ -190,7 +260,7 @@ inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int
 inline int tokens_block(int64_t chunks) {
   constexpr int64_t kBytes = 1024 * 1024;
   const int64_t fitting = kBytes / (chunks * kTileBytes) / kMostTiles * kMostTiles;
-  return static_cast<int>(fitting < kMostTiles ? kMostTiles : fitting);
+  return static_cast<int>(fitting < kMostTiles ? kMostTiles : fitting > kMostBlockTiles ? kMostBlockTiles : fitting);
 }
 inline F sums_row(const uint8_t* sums, int tile, int t, int group) {
   return load(reinterpret_cast<const float*>(sums + (2 * tile + group) * kTileBytes + t * kRowBytes));
@@ -242,14 +312,13 @@ void bf16_product(const WideRows& w, const WideProduct& p) {
   const int64_t group_bytes = static_cast<int64_t>(w.n_units) * w.unit_bytes;
   const int64_t chunks = static_cast<int64_t>(w.n_units) * w.unit_elems / kChunk;
   const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
-  uint8_t* const sums = p.scratch + kRingChunks * kPairBytes;
   const int block = tokens_block(chunks);
   for (int begin = 0; begin < n_tiles; begin += block) {
     const int end = n_tiles - begin < block ? n_tiles : begin + block;
     for (int g = 0; g < n_groups; g += 2) {
       const PairResults results{p, g * kWideRows, w.n_rows, g + 1 < n_groups ? 2 : 1};
       const RowPair pair = row_pair<C>(w, w.data + g * group_bytes, w.data + (g + results.n_groups - 1) * group_bytes);
-      multiply_pair<C>(pair, p.tiles, begin, end, p.scratch, sums,
+      multiply_pair<C>(pair, p.tiles, begin, end, p.scratch,
                        [&](const uint8_t* from, int tile, int m) { results.finish(pair.factors, from, tile, m); });
     }
   }
@@ -264,7 +333,6 @@ void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p,
   const int64_t group_bytes = static_cast<int64_t>(gate.n_units) * gate.unit_bytes;
   const int64_t chunks = static_cast<int64_t>(gate.n_units) * gate.unit_elems / kChunk;
   const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (gate.n_rows + kWideRows - 1) / kWideRows;
-  uint8_t* const sums = p.scratch + kRingChunks * kPairBytes;
   const int block = tokens_block(chunks);
   const F factor = set1(kActivationFactor);
   const __m512i order = _mm512_set_epi32(15, 13, 11, 9, 14, 12, 10, 8, 7, 5, 3, 1, 6, 4, 2, 0);
@@ -273,7 +341,7 @@ void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p,
     for (int g = 0; g < n_groups; ++g) {
       const RowPair pair = row_pair<C>(gate, gate.data + g * group_bytes, up.data + g * group_bytes);
       const int column = p.y_col + g * kWideRows;
-      multiply_pair<C>(pair, p.tiles, begin, end, p.scratch, sums, [&](const uint8_t* from, int tile, int m) {
+      multiply_pair<C>(pair, p.tiles, begin, end, p.scratch, [&](const uint8_t* from, int tile, int m) {
         for (int i = 0; i < m; ++i) {
           uint8_t* const to = h + (static_cast<int64_t>(tile + i) * h_chunks + column / kChunk) * kTileBytes + column % kChunk * 2;
           for (int t = 0; t < kTileTokenRows; ++t) {
