@@ -1,7 +1,8 @@
 // Products on AMX tiles in bf16: of weights in the wide layout, and of decoded rows.
 //
-// Two groups of 16 rows pass together, with up to three tiles of tokens: six tiles of sums stay in registers for all columns. While the
-// tiles of one chunk of columns are multiplied, the vector units open the weights of a later one.
+// Two groups of 16 rows pass together. With up to three tiles of tokens six tiles of sums stay in registers for all columns, and while the
+// tiles of one chunk of columns are multiplied, the vector units open the weights of a later one. For many tokens the weights of a block of
+// columns are opened once, and sums leave the tiles after each block.
 #pragma once
 
 #include "cpu/isa/amx_open.h"
