@@ -13,7 +13,7 @@ constexpr int kMaxPanelRows = 64;
 constexpr int64_t kLeastPerTask = 64 * 1024;  // weights; a microsecond or more, above the cost of handing a task out
 constexpr int kTasksPerWorker = 16;           // room to even out workers that the system slows down
 // Tokens from which tiles beat registers, and from which opening weights to bf16 pays.
-constexpr int kTileTokens = 12, kBf16Tokens = 32;
+constexpr int kTileTokens = 24, kBf16Tokens = 32;
 
 void check_rows(const View& x, const View& y) {
   CACHALOT_CHECK(x.dtype == DType::f32 && y.dtype == DType::f32, "{} -> {}", name_of(x.dtype), name_of(y.dtype));

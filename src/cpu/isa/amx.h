@@ -13,11 +13,10 @@ namespace {
 
 constexpr int kCodeTileBytes = kSteps * kRowBytes;     // 16 rows x 32 columns of codes
 constexpr int kRing = 4, kSlotBytes = 4 * kTileBytes;  // of tiles of sums on their way out
-// Scratch: the codes, scales per 16 columns and minima of 16 rows, then sums; or tiles of bf16, then sums.
+// Scratch: the codes, scales per 16 columns and minima of 16 rows, or tiles of bf16; then sums.
 inline size_t scratch_bytes(int n_cols) {
-  const int64_t bytes = static_cast<int64_t>(n_cols / kChunk) * kPairBytes + kRing * kSlotBytes;
-  constexpr int64_t kBf16 = (kBlockChunks + kMostBlockTiles) * kPairBytes;
-  return static_cast<size_t>(bytes > kBf16 ? bytes : kBf16);
+  const int64_t chunks = n_cols / kChunk < kRingChunks ? kRingChunks : n_cols / kChunk;
+  return static_cast<size_t>(chunks * kPairBytes + kRing * kSlotBytes);
 }
 
 // 16 rows, opened.

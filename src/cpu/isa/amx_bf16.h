@@ -1,8 +1,7 @@
 // Products on AMX tiles in bf16: of weights in the wide layout, and of decoded rows.
 //
-// Two groups of 16 rows pass together. With up to three tiles of tokens six tiles of sums stay in registers for all columns, and while the
-// tiles of one chunk of columns are multiplied, the vector units open the weights of a later one. For many tokens the weights of a block of
-// columns are opened once, and sums leave the tiles after each block.
+// Two groups of 16 rows pass together, with up to three tiles of tokens: six tiles of sums stay in registers for all columns. While the
+// tiles of one chunk of columns are multiplied, the vector units open the weights of a later one.
 #pragma once
 
 #include "cpu/isa/amx_open.h"
@@ -14,13 +13,8 @@ namespace {
 
 constexpr int kPairBytes = 2 * kTileBytes;  // of a chunk of two groups, opened
 constexpr int kMostTiles = 3;               // of tokens at a time
-// Opened before they are multiplied: tiles cannot read stores that are still on their way. An odd number, so that stores and tile loads of
-// the same time do not share their places within a page.
-constexpr int kAheadChunks = 3;
-constexpr int kRingChunks = 8;    // of opened weights: they stay in the first cache
-constexpr int kBlockChunks = 16;  // opened at once for many tokens: likewise
-constexpr int kManyTiles = 8;     // of tokens, from which sums that leave the tiles cost less than opening weights again
-constexpr int kMostBlockTiles = 32;
+constexpr int kAheadChunks = 2;             // opened before they are multiplied: tiles cannot read stores that are still on their way
+constexpr int kRingChunks = 8;              // of opened weights: they stay in the first cache
 
 constexpr TileShapes bf16_shapes() {
   TileShapes s;
@@ -41,19 +35,6 @@ inline void zero_sums() {
   if constexpr (M > 2) {
     tile_zero<4>();
     tile_zero<5>();
-  }
-}
-template <int M>
-inline void load_sums(const uint8_t* from) {
-  tile_load<0>(from, kRowBytes);
-  tile_load<1>(from + kTileBytes, kRowBytes);
-  if constexpr (M > 1) {
-    tile_load<2>(from + 2 * kTileBytes, kRowBytes);
-    tile_load<3>(from + 3 * kTileBytes, kRowBytes);
-  }
-  if constexpr (M > 2) {
-    tile_load<4>(from + 4 * kTileBytes, kRowBytes);
-    tile_load<5>(from + 5 * kTileBytes, kRowBytes);
   }
 }
 template <int M>
@@ -140,15 +121,17 @@ inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t be
 
 // Opens the pair, a few chunks at a time into the ring b, and multiplies it with M tiles of tokens; their sums go to `sums`.
 template <Codec C, int M>
-void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, bool asks, uint8_t* b, uint8_t* sums) {
-  const int64_t chunk_bytes = w.shape.unit_bytes / w.chunks_per_unit();
+void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* b, uint8_t* sums) {
+  const int n_units = w.shape.n_units, per_unit = w.chunks_per_unit();
+  const int64_t unit_bytes = w.shape.unit_bytes, chunk_bytes = unit_bytes / per_unit;
   int64_t opened = 0, done = 0;
   zero_sums<M>();
   const uint8_t *first = w.group[0], *second = w.group[1];
-  for (int u = 0; u < w.shape.n_units; ++u, first += w.shape.unit_bytes, second += w.shape.unit_bytes) {
-    const OpenUnit<C> unit_0(first, w.shape, w.factors[0].up), unit_1(second, w.shape, w.factors[1].up);
-    for (int c = 0; c < w.chunks_per_unit(); ++c, ++opened) {
-      if (asks) ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
+  for (int u = 0; u < n_units; ++u, first += unit_bytes, second += unit_bytes) {
+    const WideCodec<C> codec_0(Unit{first, 0}), codec_1(Unit{second, 0});
+    const OpenUnit<C> unit_0(codec_0, w.shape, w.factors[0].up), unit_1(codec_1, w.shape, w.factors[1].up);
+    for (int c = 0; c < per_unit; ++c, ++opened) {
+      ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
       uint8_t* const to = b + opened % kRingChunks * kPairBytes;
       if (opened < kAheadChunks) {
         unit_0.open(c, to, [](auto) {});
@@ -183,68 +166,17 @@ inline void multiply_tiles(const RowPair& w, const uint8_t* a, int64_t a_step, b
   if constexpr (C == Codec::bf16) {
     multiply_as_they_lie<M>(w, a, a_step, asks, sums);
   } else {
-    open_and_multiply<C, M>(w, a, a_step, asks, ring, sums);
+    open_and_multiply<C, M>(w, a, a_step, ring, sums);
   }
 }
 
-// Chunks [begin, end) of the pair.
-template <Codec C>
-inline void open_block(const RowPair& w, int64_t begin, int64_t end, uint8_t* to) {
-  const int per_unit = w.chunks_per_unit();
-  const int64_t chunk_bytes = w.shape.unit_bytes / per_unit;
-  for (int64_t chunk = begin; chunk < end;) {
-    const int64_t at = chunk / per_unit * w.shape.unit_bytes;
-    const uint8_t *const first = w.group[0] + at, *const second = w.group[1] + at;
-    const OpenUnit<C> unit_0(first, w.shape, w.factors[0].up), unit_1(second, w.shape, w.factors[1].up);
-    for (int c = static_cast<int>(chunk % per_unit); c < per_unit && chunk < end; ++c, ++chunk, to += kPairBytes) {
-      ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
-      unit_0.open(c, to, [](auto) {});
-      unit_1.open(c, to + kTileBytes, [](auto) {});
-    }
-  }
-}
-template <int M>
-inline void multiply_block(const uint8_t* a, int64_t a_step, const uint8_t* opened, int64_t chunks, bool first, uint8_t* sums) {
-  if (first) {
-    zero_sums<M>();
-  } else {
-    load_sums<M>(sums);
-  }
-  for (int64_t c = 0; c < chunks; ++c)
-    multiply_chunk<M>(a + c * kTileBytes, a_step, opened + c * kPairBytes, opened + c * kPairBytes + kTileBytes);
-  store_sums<M>(sums);
-}
-// The pair times n tiles of tokens, whose sums wait in memory while others take their turn with a block of opened columns.
-template <Codec C>
-void open_once(const RowPair& w, const uint8_t* a, int n, uint8_t* opened, uint8_t* sums) {
-  const int64_t all = w.chunks(), step = all * kTileBytes;
-  for (int64_t begin = 0; begin < all; begin += kBlockChunks) {
-    const int64_t end = all - begin < kBlockChunks ? all : begin + kBlockChunks;
-    open_block<C>(w, begin, end, opened);
-    for (int tile = 0; tile < n;) {
-      const int m = n - tile == 3 ? 3 : n - tile == 1 ? 1 : 2;
-      const uint8_t* const from = a + tile * step + begin * kTileBytes;
-      uint8_t* const to = sums + tile * kPairBytes;
-      if (m == 1) multiply_block<1>(from, step, opened, end - begin, begin == 0, to);
-      if (m == 2) multiply_block<2>(from, step, opened, end - begin, begin == 0, to);
-      if (m == 3) multiply_block<3>(from, step, opened, end - begin, begin == 0, to);
-      tile += m;
-    }
-  }
-}
-// Calls finish(sums, first token tile, tiles) for the pair's products with tiles [begin, end) of tokens. For a few the weights are opened
-// again for every three tiles, while the products of the chunks before run.
+// Calls finish(sums, first token tile, tiles) for the pair's products with tiles [begin, end) of tokens. Weights are opened again for every
+// three tiles: a buffer of all columns would leave the first cache, and sums that leave the tiles after each block of columns take longer.
 template <Codec C, typename Finish>
 inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int end, uint8_t* scratch, const Finish& finish) {
   const int64_t step = w.chunks() * kTileBytes;
   const int n = end - begin, blocks = (n + kMostTiles - 1) / kMostTiles;
-  uint8_t* const sums = scratch + kBlockChunks * kPairBytes;
-  if constexpr (C != Codec::bf16) {
-    if (n >= kManyTiles) {
-      open_once<C>(w, tiles + begin * step, n, scratch, sums);
-      return finish(sums, begin, n);
-    }
-  }
+  uint8_t* const sums = scratch + kRingChunks * kPairBytes;
   int tile = begin;
   for (int i = 0; i < blocks; ++i) {
     const int m = (n + i) / blocks;
@@ -261,7 +193,7 @@ inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int
 inline int tokens_block(int64_t chunks) {
   constexpr int64_t kBytes = 1024 * 1024;
   const int64_t fitting = kBytes / (chunks * kTileBytes) / kMostTiles * kMostTiles;
-  return static_cast<int>(fitting < kMostTiles ? kMostTiles : fitting > kMostBlockTiles ? kMostBlockTiles : fitting);
+  return static_cast<int>(fitting < kMostTiles ? kMostTiles : fitting);
 }
 inline F sums_row(const uint8_t* sums, int tile, int t, int group) {
   return load(reinterpret_cast<const float*>(sums + (2 * tile + group) * kTileBytes + t * kRowBytes));

@@ -224,14 +224,23 @@ inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, i
   put(12, 16);
 }
 
+// Floats have no codes to open: their unit is all that there is.
+template <>
+struct WideCodec<Codec::f16> {
+  Unit unit;
+  explicit WideCodec(const Unit& u) : unit(u) {}
+};
+template <>
+struct WideCodec<Codec::fp8> : WideCodec<Codec::f16> {
+  using WideCodec<Codec::f16>::WideCodec;
+};
+
 // A unit of 16 rows of w; open() puts chunk c as open_chunk does.
 template <Codec C>
 struct OpenUnit {
-  WideCodec<C> codec;
-  OpenScales<C> scales;
-  OpenUnit(const uint8_t* unit, const WideRows&, F up) : codec(Unit{unit, 0}), scales(codec, up) {}
-  OpenUnit(const OpenUnit&) = delete;
-  OpenUnit& operator=(const OpenUnit&) = delete;
+  const WideCodec<C>& codec;
+  const OpenScales<C> scales;
+  OpenUnit(const WideCodec<C>& unit, const WideRows&, F up) : codec(unit), scales(unit, up) {}
   template <typename Between>
   void open(int c, uint8_t* to, const Between& between) const {
     open_chunk<C>(codec, scales, c, to, between);
@@ -246,7 +255,7 @@ inline I interleave(I a) {
 template <>
 struct OpenUnit<Codec::f16> {
   const uint8_t* numbers;
-  OpenUnit(const uint8_t* unit, const WideRows&, F) : numbers(unit) {}
+  OpenUnit(const WideCodec<Codec::f16>& codec, const WideRows&, F) : numbers(codec.unit.p) {}
   template <typename Between>
   void open(int c, uint8_t* to, const Between& between) const {
     const uint8_t* const from = numbers + c * kTileBytes;
@@ -265,8 +274,8 @@ struct OpenUnit<Codec::fp8> {
   const float* block_scales;
   const uint8_t* codes;
   F up;
-  OpenUnit(const uint8_t* unit, const WideRows& w, F factor)
-      : block_scales(reinterpret_cast<const float*>(unit)), codes(unit + w.header_bytes), up(factor) {}
+  OpenUnit(const WideCodec<Codec::fp8>& codec, const WideRows& w, F factor)
+      : block_scales(reinterpret_cast<const float*>(codec.unit.p)), codes(codec.unit.p + w.header_bytes), up(factor) {}
   template <typename Between>
   void open(int c, uint8_t* to, const Between& between) const {
     constexpr int kScaleColumns = 128;
