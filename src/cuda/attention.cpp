@@ -68,7 +68,7 @@ void CudaOps::mla_absorbed(const MlaAbsorbed& a, View context) {
   if (!mla_few(a, context)) Ops::mla_absorbed(a, context);
 }
 
-// Few rows in three launches or one, when they are all the rows.
+// Few rows in three launches, when they are all the rows.
 bool CudaOps::mla_few(const MlaAbsorbed& a, View context) {
   const MlaPrologue& p = a.prologue;
   const MlaDims& d = p.dims;
@@ -90,11 +90,6 @@ bool CudaOps::mla_few(const MlaAbsorbed& a, View context) {
   args.prologue = prologue_args(p);
   args.attend = attend_args({p.kv, p.batch, a.rows, a.scale}, absorbed, absorbed);
   args.context = mat_of(context);
-  if (n == 1 && d.n_heads <= kMlaOneHeads && p.batch->max_kv <= kMlaOneKeys && mla_one_supports(args)) {
-    done(launch_mla_one(args, stream_), "mla_absorbed");
-    temp_release(mark);
-    return true;
-  }
   const MlaKernel kernel = mla_decode_kernel_for(args.attend, hopper_);
   args.attend.n_splits = kernel == MlaKernel::none ? 1 : mla_decode_splits(kernel, n, d.n_heads, p.batch->max_kv);
   const bool can = mla_few_supports(args);

@@ -84,7 +84,6 @@ class CudaOps final : public Ops {
   void embed(const Linear& table, View ids, View x) override;
   void rmsnorm(View x, View w, float eps, View y) override;
   void add_rmsnorm(View residual, View delta, View w, float eps, View y) override;
-  bool add_norm_linear(const AddNormLinear& a) override;
   void linear(View x, const Linear& w, View y, float beta) override;
   void linear_swiglu(View x, const Linear& gate_up, View h) override;
   void head_linear(View x, const Linear& w, View y) override;

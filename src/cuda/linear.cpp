@@ -1,7 +1,6 @@
 // CudaOps: the linear maps. By number of rows: few stream the weights once, many take tensor-core tiles (dense bf16: cuBLASLt).
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
-#include "cuda/norm_linear.h"
 
 namespace cachalot::cuda {
 namespace {
@@ -130,32 +129,6 @@ void CudaOps::linear(View x, const Linear& w, View y, float beta) {
     col += segment.out;
   }
   temp_release(mark);
-}
-
-// One row in one launch, which cannot leave the sum where all of its blocks read.
-bool CudaOps::add_norm_linear(const AddNormLinear& a) {
-  const CudaPacked& packed = packed_of(*a.w);
-  CACHALOT_CHECK(a.w->n_matrices == 1 && a.residual.n_cols() == a.w->in && a.y.n_cols() == a.w->out &&
-                 a.residual.n_rows() == a.y.n_rows() && a.delta.n_rows() == a.y.n_rows());
-  if (!hopper_ || a.y.n_rows() != 1 || !a.spare || a.delta.dtype != DType::bf16 || a.y.dtype != DType::bf16) return Ops::add_norm_linear(a);
-  std::vector<NormLinearArgs> launches;
-  int col = 0;
-  for (const Segment& segment : packed.segments) {
-    NormLinearArgs args{.residual = static_cast<const float*>(a.residual.data),
-                        .delta = a.delta.data,
-                        .norm = static_cast<const float*>(a.norm.data),
-                        .eps = a.eps,
-                        .w = segment,
-                        .matrix = a.w->first,
-                        .bias = packed.bias ? static_cast<const float*>(packed.bias.get()) + col : nullptr,
-                        .y = a.y.row<uint16_t>(0) + col};
-    if (launches.empty()) args.sum = static_cast<float*>(a.spare.data);
-    if (!norm_linear_supports(args)) return Ops::add_norm_linear(a);
-    launches.push_back(args);
-    col += segment.out;
-  }
-  for (const NormLinearArgs& args : launches) done(launch_norm_linear(args, stream_), "add_norm_linear");
-  return true;
 }
 
 bool CudaOps::halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up) {

@@ -1,5 +1,4 @@
-// Absorbed MLA of few rows in three launches: what comes before attention with W_UK, attention, and the sum over its parts with W_UV. One
-// row over a context that is not long takes one launch.
+// Absorbed MLA of few rows in three launches: what comes before attention with W_UK, attention, and the sum over its parts with W_UV.
 #pragma once
 
 #include "cuda/attention_kernels.h"
@@ -7,8 +6,6 @@
 namespace cachalot::cuda {
 
 constexpr int kMlaFewRows = 32, kMlaValues = 512, kMlaFewHead = 128;  // rows at most; the latent; nope and values of a head
-// One launch: each two heads read the context again, so for few heads, and while the context fits a cluster's shared memory.
-constexpr int kMlaOneHeads = 32, kMlaOneKeys = 1024;
 
 struct MlaFewArgs {
   PrologueArgs prologue;
@@ -20,8 +17,5 @@ struct MlaFewArgs {
 // False where the kernels cannot take them, or where the context is not cut into parts.
 bool mla_few_supports(const MlaFewArgs& args);
 cudaError_t launch_mla_few(const MlaFewArgs& args, MlaKernel kernel, cudaStream_t stream);
-// One row in one launch; attend's q and parts are not used.
-bool mla_one_supports(const MlaFewArgs& args);
-cudaError_t launch_mla_one(const MlaFewArgs& args, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

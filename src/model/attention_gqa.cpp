@@ -3,10 +3,12 @@
 
 namespace cachalot {
 
-void projected_attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View qkv, View y) {
+void attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View x, View y) {
   auto& [o, c, b, rope] = step;
   const Scope scope(o);
   const int T = b.n_tokens, n_q = c.n_heads * c.head_dim, n_kv = c.n_kv_heads * c.head_dim;
+  const View qkv = o.temp(x.dtype, T, n_q + 2 * n_kv);  // [T, q | k | v]
+  o.linear(x, w.qkv, qkv);
   const View q = qkv.cols(0, n_q), k = qkv.cols(n_q, n_kv), v = qkv.cols(n_q + n_kv, n_kv);
   const View q_heads = q.heads(c.n_heads, c.head_dim), k_heads = k.heads(c.n_kv_heads, c.head_dim);
   if (w.q_norm) o.rmsnorm(q_heads, w.q_norm.view, c.rms_eps, q_heads);
@@ -14,7 +16,7 @@ void projected_attention(const Step& step, const GqaWeights& w, const KvLayer& k
   o.rope(q_heads, b.positions, rope);
   o.rope(k_heads, b.positions, rope);
   o.kv_write(kv, b, k, v);
-  const View context = o.temp(qkv.dtype, T, n_q);
+  const View context = o.temp(x.dtype, T, n_q);
   for (const Rows& rows : {b.decode, b.prefill})
     if (rows.n_rows > 0)
       o.attend({kv, &b, rows, c.softmax_scale}, q.rows(rows.row_begin, rows.n_rows), context.rows(rows.row_begin, rows.n_rows));

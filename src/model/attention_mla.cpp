@@ -10,23 +10,25 @@
 
 namespace cachalot {
 
-void projected_attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View a, View y) {
+void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x, View y) {
   auto& [o, c, b, rope] = step;
   const Scope scope(o);
   const int H = c.n_heads, T = b.n_tokens, R = c.kv_rank, S = rope.dim, d_q = c.nope + S;
   const int n_q = w.q_b ? c.q_rank : H * d_q;
+  const View a = o.temp(x.dtype, T, n_q + R + S);  // [T, q | latent | k_rope]
+  o.linear(x, w.qkv_a, a);
   const View row = a.cols(n_q, R + S);  // latent, and the rope key
   View q = a.cols(0, n_q);
   if (w.q_b) {
     o.rmsnorm(q, w.q_a_norm.view, c.rms_eps, q);
-    const View full = o.temp(a.dtype, T, H * d_q);
+    const View full = o.temp(x.dtype, T, H * d_q);
     o.linear(q, w.q_b, full);
     q = full;
   }
   const MlaPrologue prologue{
       .kv = kv, .batch = &b, .dims = c.mla_dims(), .q = q, .row = row, .norm = w.kv_a_norm.view, .eps = c.rms_eps, .rope = rope};
 
-  const View context = o.temp(a.dtype, T, H * c.v_dim);
+  const View context = o.temp(x.dtype, T, H * c.v_dim);
   if (const Rows& rows = b.decode; rows.n_rows > 0)
     o.mla_absorbed({prologue, rows, c.softmax_scale, &w.uk_t, &w.uv}, context.rows(rows.row_begin, rows.n_rows));
   else

@@ -4,35 +4,6 @@
 #include <set>
 
 namespace cachalot {
-namespace {
-
-constexpr int kSpareRows = 8;  // of a second residual stream: where rows are few a launch saved is worth it
-
-}  // namespace
-
-const Linear& projection(const AttentionWeights& w) {
-  const auto* gqa = std::get_if<GqaWeights>(&w);
-  return gqa != nullptr ? gqa->qkv : std::get<MlaWeights>(w).qkv_a;
-}
-
-void attention(const Step& step, const AttentionWeights& w, const KvLayer& kv, View xn, View y) {
-  Ops& o = step.ops;
-  const Scope scope(o);
-  const View a = o.temp(xn.dtype, xn.n_rows(), projection(w).out);
-  o.linear(xn, projection(w), a);
-  std::visit([&](const auto& weights) { projected_attention(step, weights, kv, a, y); }, w);
-}
-
-bool next_attention(const Step& step, const Layer& layer, const KvLayer& kv, View x, View spare, View xn, View y) {
-  Ops& o = step.ops;
-  const Scope scope(o);
-  const Linear& w = projection(layer.attn);
-  const View a = o.temp(xn.dtype, xn.n_rows(), w.out);
-  const bool moved = o.add_norm_linear(
-      {.residual = x, .delta = y, .spare = spare, .norm = layer.attn_norm.view, .eps = step.config.rms_eps, .normed = xn, .w = &w, .y = a});
-  std::visit([&](const auto& weights) { projected_attention(step, weights, kv, a, y); }, layer.attn);
-  return moved;
-}
 
 void Decoder::forward(Ops& o, const Batch& b, KvLayers kv, View logits, View hidden) const {
   const Config& c = config_;
@@ -40,21 +11,17 @@ void Decoder::forward(Ops& o, const Batch& b, KvLayers kv, View logits, View hid
   CACHALOT_CHECK(static_cast<int>(kv.size()) >= n_layers, "{} KV layers for {} layers", kv.size(), n_layers);
   const Scope scope(o);
   const Step step{o, c, b, rope_};
-  const bool fits = !hidden && b.n_tokens <= kSpareRows;
-  View x = hidden ? hidden : o.temp(DType::f32, b.n_tokens, c.hidden);                                             // the residual stream
-  View spare = fits ? o.temp(DType::f32, b.n_tokens, c.hidden) : View{};                                           // and where it may go
+  const View x = hidden ? hidden : o.temp(DType::f32, b.n_tokens, c.hidden);                                       // the residual stream
   const View xn = o.temp(o.activation(), b.n_tokens, c.hidden), y = o.temp(o.activation(), b.n_tokens, c.hidden);  // normed input, output
   o.embed(embed_, b.tokens, x);
   o.rmsnorm(x, layers_[0].attn_norm.view, c.rms_eps, xn);
-  for (size_t l = 0; l < layers_.size(); ++l) {
-    const Layer& layer = layers_[l];
-    if (l == 0)
-      attention(step, layer.attn, kv[l], xn, y);
-    else if (next_attention(step, layer, kv[l], x, spare, xn, y))
-      std::swap(x, spare);
+  for (int l = 0; l < n_layers; ++l) {
+    const Layer& layer = layers_[static_cast<size_t>(l)];
+    std::visit([&](const auto& w) { attention(step, w, kv[static_cast<size_t>(l)], xn, y); }, layer.attn);
     add_ffn(step, layer.ffn_norm, layer.ffn, x, xn, y);
+    const Constant& next_norm = l + 1 < n_layers ? layers_[static_cast<size_t>(l) + 1].attn_norm : final_norm_;
+    o.add_rmsnorm(x, y, next_norm.view, c.rms_eps, xn);
   }
-  o.add_rmsnorm(x, y, final_norm_.view, c.rms_eps, xn);
   const int n_logits = b.logit_rows.n_cols();
   if (n_logits == 0) return;
   const View last = o.temp(o.activation(), n_logits, c.hidden);
@@ -76,7 +43,7 @@ void Decoder::predict(Ops& o, const Batch& b, const KvLayer& kv, bool normed, Vi
   o.rmsnorm(x, mtp_->token_norm.view, c.rms_eps, both.cols(0, c.hidden));
   o.linear(both, mtp_->combine, x);
   o.rmsnorm(x, mtp_->layer.attn_norm.view, c.rms_eps, xn);
-  attention(step, mtp_->layer.attn, kv, xn, y);
+  std::visit([&](const auto& w) { attention(step, w, kv, xn, y); }, mtp_->layer.attn);
   add_ffn(step, mtp_->layer.ffn_norm, mtp_->layer.ffn, x, xn, y);
   o.add_rmsnorm(x, y, mtp_->norm.view, c.rms_eps, xn);
   const int n_logits = b.logit_rows.n_cols();

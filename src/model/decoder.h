@@ -119,14 +119,9 @@ struct Step {
   const Batch& batch;
   Rope rope;
 };
-// Attention begins with a product of the normed rows. `a` is its result, y attention's.
-const Linear& projection(const AttentionWeights& w);
-void projected_attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View a, View y);  // attention_gqa.cpp
-void projected_attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View a, View y);  // attention_mla.cpp
-void attention(const Step& step, const AttentionWeights& w, const KvLayer& kv, View xn, View y);
-// The same in a layer that follows another, whose result y has not been added to the residual stream x yet. True: that is now in `spare`.
-bool next_attention(const Step& step, const Layer& layer, const KvLayer& kv, View x, View spare, View xn, View y);
-void ffn(const Step& step, const DenseFfn& w, View x, View y);  // ffn.cpp
+void attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View x, View y);  // attention_gqa.cpp
+void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x, View y);  // attention_mla.cpp
+void ffn(const Step& step, const DenseFfn& w, View x, View y);                             // ffn.cpp
 void ffn(const Step& step, const MoeFfn& w, View x, View y);
 // x += y; y = FFN(xn), where xn becomes the norm of x.
 void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, View x, View xn, View y);

@@ -101,38 +101,6 @@ OpCase swiglu_case(const WeightShape& shape, int rows) {
   return c;
 }
 
-OpCase add_norm_linear_case(const WeightShape& shape, int rows) {
-  OpCase c{.name = fmt::format("linear/add_norm_linear/{}/{}x{}/T{}", describe(shape), shape.out, shape.in, rows),
-           .op = "linear",
-           .quantised = !is_float(shape.format)};
-  c.bytes = weight_bytes(shape) + rows * (12.0 * shape.in + 4.0 * shape.out);
-  c.flops = 2.0 * rows * shape.in * shape.out;
-  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
-    CaseBuilder b(ops, rounding, name);
-    const Linear w = b.weights(shape);
-    const auto residual = b.f32(rows, shape.in, 5.0f), spare = b.unset(DType::f32, rows, shape.in), delta = b.activations(rows, shape.in),
-               norm = b.f32(1, shape.in), normed = b.unset(ops.activation(), rows, shape.in),
-               y = b.unset(ops.activation(), rows, shape.out);
-    std::vector<int> all(static_cast<size_t>(rows));
-    std::iota(all.begin(), all.end(), 0);
-    const auto ids = b.ints(1, rows, all);
-    b.output("residual", residual);
-    b.output("y", y);
-    return b.finish([&ops, w, residual, spare, delta, norm, normed, y, ids] {
-      const bool moved = ops.add_norm_linear({.residual = residual->view(),
-                                              .delta = delta->view(),
-                                              .spare = spare->view(),
-                                              .norm = norm->view(),
-                                              .eps = 1e-6f,
-                                              .normed = normed->view(),
-                                              .w = &w,
-                                              .y = y->view()});
-      if (moved) ops.gather_rows(spare->view(), ids->view(), residual->view());
-    });
-  };
-  return c;
-}
-
 OpCase ffn_case(const WeightShape& gate_up, int rows) {
   const int hidden = gate_up.in, inner = gate_up.out / 2;
   OpCase c{.name = fmt::format("linear_swiglu/swiglu_ffn/{}/{}x{}/T{}", describe(gate_up), inner, hidden, rows),
@@ -165,10 +133,6 @@ void add_linear_cases(std::vector<OpCase>& cases) {
           linear_case({.segments = {{.format = f, .out = 40, .in = 256, .with_bias = true}}, .rows = rows, .beta = 1.0f, .strided = true}));
       cases.push_back(swiglu_case({.format = f, .out = 2 * 48, .in = 256}, rows));
       cases.push_back(swiglu_case({.format = f, .out = 2 * 31, .in = fitting(f, 544)}, rows));
-    }
-    for (const int rows : {1, 3}) {
-      cases.push_back(add_norm_linear_case({.format = f, .out = 200, .in = 512, .with_bias = true}, rows));
-      cases.push_back(add_norm_linear_case({.format = f, .out = 33, .in = fitting(f, 96)}, rows));
     }
     for (const int rows : {1, 50}) cases.push_back(ffn_case({.format = f, .out = 2 * fitting(f, 96), .in = fitting(f, 160)}, rows));
     cases.push_back(linear_case({.segments = {{.format = f, .out = 64, .in = 256}}, .rows = 4, .beta = -0.5f, .f32_out = true}));

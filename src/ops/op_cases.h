@@ -83,7 +83,6 @@ struct LinearCase {
 OpCase linear_case(const LinearCase& shape);
 OpCase swiglu_case(const WeightShape& gate_up, int rows);
 OpCase ffn_case(const WeightShape& gate_up, int rows);
-OpCase add_norm_linear_case(const WeightShape& shape, int rows);
 
 struct SequenceShape {
   int n_q = 1, kv_len = 1;  // kv_len 0: padding

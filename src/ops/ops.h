@@ -128,17 +128,6 @@ struct MlaAbsorbed {
   const Linear* uv = nullptr;  // n_heads matrices [v_dim, kv_rank]
 };
 
-// The end of a layer and the first product of the next.
-struct AddNormLinear {
-  View residual, delta;  // f32 and activation, [T, hidden]: residual += delta
-  View spare;            // empty, or like residual: where the sum may be left instead
-  View norm;             // f32 [hidden]
-  float eps = 0.0f;
-  View normed;  // activation [T, hidden]: scratch
-  const Linear* w = nullptr;
-  View y;  // activation [T, out]: W rmsnorm(residual)
-};
-
 // What a layer does between attention and its experts.
 struct MoePrologue {
   View residual, delta;  // f32 and activation, [T, hidden]: residual += delta
@@ -212,8 +201,6 @@ class Ops {
   virtual void rmsnorm(View x, View w, float eps, View y) = 0;
   // residual += delta; y = rmsnorm(residual). residual f32 [T, n], delta and y activations.
   virtual void add_rmsnorm(View residual, View delta, View w, float eps, View y) = 0;
-  // add_rmsnorm, and the linear map of the normed rows. True: the sum has been left in `spare`, and `residual` is as it was.
-  [[nodiscard]] virtual bool add_norm_linear(const AddNormLinear& a);
   // y = W x + bias + beta * y. x [T, in]; y [T, out], f32 or activation.
   virtual void linear(View x, const Linear& w, View y, float beta = 0.0f) = 0;
   // h = silu(G x) * (U x), where w's first half of rows is G and the second U. h [T, out / 2].

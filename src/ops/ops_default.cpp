@@ -74,12 +74,6 @@ Constant Ops::constant(std::span<const float> values, int rows, int cols) {
   return {view, std::move(memory)};
 }
 
-bool Ops::add_norm_linear(const AddNormLinear& a) {
-  add_rmsnorm(a.residual, a.delta, a.norm, a.eps, a.normed);
-  linear(a.normed, *a.w, a.y);
-  return false;
-}
-
 void Ops::mla_prologue(const MlaPrologue& p) {
   const View latent = p.row.cols(0, p.dims.kv_rank);
   rmsnorm(latent, p.norm, p.eps, latent);

@@ -86,10 +86,14 @@ void LayerRunner::run(Ops& through, View norm, View x, bool add, Half&& half) {
 }
 
 void LayerRunner::attention(Ops& through, const AttentionWeights& w, View norm, View x) {
-  run(through, norm, x, true, [&](const Step& step, View xn, View y) { cachalot::attention(step, w, kv_, xn, y); });
+  run(through, norm, x, true, [&](const Step& step, View xn, View y) {
+    std::visit([&](const auto& weights) { cachalot::attention(step, weights, kv_, xn, y); }, w);
+  });
 }
 void LayerRunner::watch_attention(Ops& through, const AttentionWeights& w, View norm, View x) {
-  run(through, norm, x, false, [&](const Step& step, View xn, View y) { cachalot::attention(step, w, kv_, xn, y); });
+  run(through, norm, x, false, [&](const Step& step, View xn, View y) {
+    std::visit([&](const auto& weights) { cachalot::attention(step, weights, kv_, xn, y); }, w);
+  });
 }
 void LayerRunner::ffn(Ops& through, const FfnWeights& w, View norm, View x) {
   run(through, norm, x, true,

@@ -316,22 +316,19 @@ void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer
   const Scope scope(o);
   const Config& c = m.config;
   const Step step{o, c, batch, m.rope};
-  View x = o.temp(DType::f32, batch.n_tokens, c.hidden), spare = o.temp(DType::f32, batch.n_tokens, c.hidden);
-  const View xn = o.temp(o.activation(), batch.n_tokens, c.hidden), y = o.temp(o.activation(), batch.n_tokens, c.hidden);
+  const View x = o.temp(DType::f32, batch.n_tokens, c.hidden), xn = o.temp(o.activation(), batch.n_tokens, c.hidden),
+             y = o.temp(o.activation(), batch.n_tokens, c.hidden);
   o.embed(m.embed, batch.tokens, x);
   o.rmsnorm(x, m.layers[0].attn_norm.view, c.rms_eps, xn);
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const Layer& layer = m.layers[l];
-    if (l == 0)
-      attention(step, layer.attn, kv[l], xn, y);
-    else if (next_attention(step, layer, kv[l], x, spare, xn, y))
-      std::swap(x, spare);
+    std::visit([&](const auto& w) { attention(step, w, kv[l], xn, y); }, layer.attn);
     if (const auto* moe = std::get_if<MoeFfn>(&layer.ffn))
       ffn_uniform(step, layer.ffn_norm, *moe, x, xn, y, uniform[l]);
     else
       add_ffn(step, layer.ffn_norm, layer.ffn, x, xn, y);
+    o.add_rmsnorm(x, y, l + 1 < m.layers.size() ? m.layers[l + 1].attn_norm.view : m.final_norm.view, c.rms_eps, xn);
   }
-  o.add_rmsnorm(x, y, m.final_norm.view, c.rms_eps, xn);
   const View last = o.temp(o.activation(), logits.n_rows(), c.hidden);
   o.gather_rows(xn, batch.logit_rows, last);
   o.linear(last, m.lm_head, logits);

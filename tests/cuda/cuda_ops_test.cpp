@@ -15,7 +15,6 @@ std::vector<OpCase> large_cases() {
       cases.push_back(linear_case({.segments = {{.format = format, .out = 272, .in = 1024}}, .rows = rows}));
     cases.push_back(linear_case({.segments = {{.format = format, .out = 144, .in = 768}}, .rows = 70, .beta = 1.0f, .f32_out = true}));
     cases.push_back(linear_case({.segments = {{.format = format, .out = 8224, .in = 256}}, .rows = 3}));
-    cases.push_back(add_norm_linear_case({.format = format, .out = 1104, .in = 1792}, 1));
     for (const int rows : {1, 17, 150}) cases.push_back(swiglu_case({.format = format, .out = 320, .in = 512}, rows));
     for (const int rows : {1, 7, 40, 100, 300})
       cases.push_back(moe_case({.label = "large",

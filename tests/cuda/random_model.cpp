@@ -100,7 +100,6 @@ class UniformRouting final : public Ops {
   }
   void rmsnorm(View x, View w, float eps, View y) override { inner_.rmsnorm(x, w, eps, y); }
   void add_rmsnorm(View residual, View delta, View w, float eps, View y) override { inner_.add_rmsnorm(residual, delta, w, eps, y); }
-  bool add_norm_linear(const AddNormLinear& a) override { return inner_.add_norm_linear(a); }
   void linear(View x, const Linear& w, View y, float beta) override { inner_.linear(x, w, y, beta); }
   void linear_swiglu(View x, const Linear& w, View h) override { inner_.linear_swiglu(x, w, h); }
   void head_linear(View x, const Linear& w, View y) override { inner_.head_linear(x, w, y); }
