@@ -12,9 +12,8 @@
 namespace cachalot {
 
 enum class PerplexityMethod : uint8_t {
-  // Consecutive windows of `window` tokens, the last partial one dropped, each run alone, behind BOS if there is one; all tokens of a
-  // window
-  // are scored, but its first where nothing stands before it.
+  // Consecutive windows of `window` tokens, the last partial one dropped, each run alone, behind BOS if there is one. All tokens of a
+  // window are scored, but its first where nothing stands before it.
   windows,
   // llama-perplexity's: consecutive windows, the first token of each replaced by BOS when the model adds one; only the tokens of the
   // second half of a window are scored (positions window / 2 + 1 to the end).
