@@ -1,6 +1,9 @@
 // Gram matrices by the products of an Ops.
 #include "quant/moments.h"
 
+#include <cmath>
+#include <numeric>
+
 #include "base/check.h"
 
 namespace cachalot {
@@ -22,6 +25,26 @@ void mirror(std::vector<float>& a, int n) {
       for (int i = i0; i < std::min(i0 + kTile, n); ++i)
         for (int j = j0; j < std::min(j0 + kTile, i); ++j)
           a[static_cast<size_t>(j) * N + static_cast<size_t>(i)] = a[static_cast<size_t>(i) * N + static_cast<size_t>(j)];
+}
+
+// The weights, those of rows that are far larger than most so small that they count like a row of median size: models make attention sinks
+// of single tokens, whose inner rows are a thousand times those of others. Their squared errors would count for more than all others'.
+std::vector<float> limited_weights(const View& x, const float* row_weight) {
+  constexpr double kFarLarger = 64.0;  // squared size over the median's
+  std::vector<double> sizes;
+  for (int r = 0; r < x.n_rows(); ++r) {
+    const float* const row = x.row<float>(r);
+    sizes.push_back(std::inner_product(row, row + x.n_cols(), row, 0.0));
+  }
+  std::vector<double> sorted = sizes;
+  const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
+  if (!sorted.empty()) std::nth_element(sorted.begin(), middle, sorted.end());
+  std::vector<float> out(sizes.size(), 1.0f);
+  for (size_t r = 0; r < sizes.size(); ++r) {
+    if (row_weight != nullptr) out[r] = row_weight[r];
+    if (*middle > 0.0 && sizes[r] > kFarLarger * *middle) out[r] *= static_cast<float>(std::sqrt(*middle / sizes[r]));
+  }
+  return out;
 }
 
 }  // namespace
@@ -82,7 +105,8 @@ void Moments::add_products(Ops& ops, View rows, View changes) const {
 
 void Moments::add(Ops& ops, View x, const float* row_weight, View original) {
   CACHALOT_CHECK(x.n_cols() == n && x.dtype == DType::f32, "{} columns of {}", x.n_cols(), n);
-  const auto weight_of = [&](int r) { return row_weight != nullptr ? row_weight[r] : 1.0f; };
+  const std::vector<float> weights = limited_weights(x, row_weight);
+  const auto weight_of = [&](int r) { return weights[static_cast<size_t>(r)]; };
   for (int r = 0; r < x.n_rows(); ++r) {
     const auto w = static_cast<double>(weight_of(r));
     const float* const row = x.row<float>(r);

@@ -31,7 +31,8 @@ class Moments {
 
   // with_gram: more than squares. with_original: also how x differs from x', what the unquantized model has in its place.
   explicit Moments(int n_columns = 0, bool with_gram = false, bool with_original = false);
-  // Rows x [rows, n], each weighted by row_weight[row] (null: 1); original: the same tokens' x' (needed with_original).
+  // Rows x [rows, n], each weighted by row_weight[row] (null: 1); original: the same tokens' x' (needed with_original). Rows whose squared
+  // size is more than 64 times the median count as if it were the median.
   void add(Ops& ops, View x, const float* row_weight, View original = {});
   // Mean square of each column: what importance matrices hold.
   [[nodiscard]] std::vector<float> importance() const;

@@ -86,6 +86,30 @@ TEST(Moments, AreSumsOverWeightedRows) {
   EXPECT_EQ(m.tokens, 50);
 }
 
+// The inner row of an attention sink must not count for more than all others.
+TEST(Moments, LimitRowsThatAreFarLargerThanMost) {
+  constexpr int kRows = 41, kColumns = 12, kSink = 3;
+  Fixture f;
+  std::vector<float> x = random_floats(kRows * kColumns, 9);
+  for (int k = 0; k < kColumns; ++k) x[static_cast<size_t>(kSink * kColumns + k)] *= 1000.0f;
+  std::vector<double> sizes;
+  for (int r = 0; r < kRows; ++r) {
+    const auto row = x.begin() + r * kColumns;
+    sizes.push_back(std::inner_product(row, row + kColumns, row, 0.0));
+  }
+  const double others = std::accumulate(sizes.begin(), sizes.end(), 0.0) - sizes[kSink];
+  std::nth_element(sizes.begin(), sizes.begin() + kRows / 2, sizes.end());
+  Moments m(kColumns, true, false);
+  m.add(*f.ops, view(x, kRows, kColumns), nullptr);
+  double trace = 0.0, squares = 0.0;
+  for (int k = 0; k < kColumns; ++k) {
+    trace += static_cast<double>(m.gram(*f.ops)[static_cast<size_t>(k * kColumns + k)]);
+    squares += m.square[static_cast<size_t>(k)];
+  }
+  EXPECT_NEAR(trace, others + sizes[kRows / 2], 1e-3 * trace);
+  EXPECT_NEAR(squares, trace, 1e-3 * trace);
+}
+
 // More columns than the blocks that the work is cut into; first with few rows, which are kept, then with many.
 TEST(Moments, OfManyColumns) {
   constexpr int kColumns = 700, kFew = 60, kRows = 400;
