@@ -73,11 +73,6 @@ PartialRun::PartialRun(fs::path out, Json facts, Start start) : out_(std::move(o
   save(-1, {});
 }
 
-PartialRun::~PartialRun() {
-  std::error_code error;
-  if (layers_done_ < 0) fs::remove_all(folder_, error);
-}
-
 // Whether the folder holds pieces that are worth going on with, as far as its state can be read.
 bool PartialRun::is_begun() const {
   try {

@@ -20,10 +20,6 @@ class PartialRun {
   // `facts` are what the result depends on, key by key: the source, the recipe, the text. Throws Error when there is nothing to resume, or
   // when its facts differ: the message names the first that does.
   PartialRun(std::filesystem::path out, nlohmann::ordered_json facts, Start start);
-  // A folder in which nothing is finished goes.
-  ~PartialRun();
-  PartialRun(const PartialRun&) = delete;
-  PartialRun& operator=(const PartialRun&) = delete;
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] const std::filesystem::path& out() const { return out_; }
