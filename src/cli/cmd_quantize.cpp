@@ -302,7 +302,7 @@ void warn(const QuantizeFlags& flags, const Checkpoint& checkpoint, const std::v
     double weights = tensor.weights_each;
     for (const int64_t n : tensor.shape) weights *= static_cast<double>(n);
     all += weights;
-    if (8.0 * static_cast<double>(tensor.data.size()) < 8.0 * weights) rounded += weights;
+    if (static_cast<double>(tensor.data.size()) < weights) rounded += weights;  // fewer than 8 bits each
   }
   if (rounded > 0.1 * all)
     fmt::print(
@@ -346,9 +346,10 @@ int quantize(QuantizeFlags flags) {
   std::vector<std::string> notes;
   if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
   if (!flags.imatrix.empty()) use_imatrix(flags.imatrix, config, recipe);
-  warn(flags, *checkpoint, plan(recipe, config));
+  const std::vector<PlannedMatrix> planned = plan(recipe, config);
+  warn(flags, *checkpoint, planned);
   if (flags.dry_run) {
-    print_plan(plan(recipe, config));
+    print_plan(planned);
     return kExitOk;
   }
   if (flags.measure) {

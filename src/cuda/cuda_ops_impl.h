@@ -143,6 +143,11 @@ class CudaOps final : public Ops {
   bool attend_flash(const Attn& attn, const AttendArgs& args, View q, View out);
 
   // moe.cpp
+  struct ExpertSegments {
+    Segment gate, down, shared_gate, shared_down;  // of shared ones no data: no shared expert
+    const uint8_t *up = nullptr, *shared_up = nullptr;
+  };
+  bool expert_segments(View x, const Experts& experts, View y, ExpertSegments& s) const;
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
   bool moe_few(View x, const Experts& experts, const Routing& routing, View y);
   void plan_moe(MoePlan& plan, Tile weights);

@@ -142,24 +142,31 @@ bool CudaOps::join_shared_down(const Experts& experts, View hs, View shared, Vie
   return true;
 }
 
-// One row by its own kernel, where the weights have one form throughout.
-bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, View y) {
+// The experts' weights where single segments make them up, and x and y are as the kernels of few rows want them.
+bool CudaOps::expert_segments(View x, const Experts& experts, View y, ExpertSegments& s) const {
   const CudaPacked &up = packed_of(experts.gate_up), &down = packed_of(experts.down);
   if (!hopper_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 ||
-      down.segments.size() != 1 || down.bias)
+      down.segments.size() != 1 || down.bias || !halves(up, experts.gate_up.out, s.gate, s.up))
     return false;
+  s.down = down.segments[0];
+  if (!experts.shared_gate_up) return true;
+  const CudaPacked &shared_up = packed_of(experts.shared_gate_up), &shared_down = packed_of(experts.shared_down);
+  if (experts.shared_gate_up.first != 0 || experts.shared_down.first != 0 || shared_down.segments.size() != 1 || shared_down.bias ||
+      !halves(shared_up, experts.shared_gate_up.out, s.shared_gate, s.shared_up))
+    return false;
+  s.shared_down = shared_down.segments[0];
+  return true;
+}
+
+// One row by its own kernel, where the weights have one form throughout.
+bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, View y) {
+  ExpertSegments s;
+  if (!expert_segments(x, experts, y, s)) return false;
   MoeOneArgs a;
-  if (!halves(up, experts.gate_up.out, a.gate, a.up)) return false;
-  a.down = down.segments[0];
+  a.gate = s.gate, a.up = s.up, a.down = s.down;
+  a.shared_gate = s.shared_gate, a.shared_up = s.shared_up, a.shared_down = s.shared_down;
   a.first_gate = experts.gate_up.first;
   a.first_down = experts.down.first;
-  if (experts.shared_gate_up) {
-    const CudaPacked &shared_up = packed_of(experts.shared_gate_up), &shared_down = packed_of(experts.shared_down);
-    if (experts.shared_gate_up.first != 0 || experts.shared_down.first != 0 || shared_down.segments.size() != 1 || shared_down.bias ||
-        !halves(shared_up, experts.shared_gate_up.out, a.shared_gate, a.shared_up))
-      return false;
-    a.shared_down = shared_down.segments[0];
-  }
   a.ids = static_cast<const int*>(routing.ids.data);
   a.weights = static_cast<const float*>(routing.weights.data);
   a.top_k = routing.ids.n_cols();
@@ -179,21 +186,12 @@ bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, Vi
 
 // Few rows per expert by kernels of their own, where all weights have codes of 4 bits in groups of 128.
 bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, View y) {
-  const CudaPacked &up = packed_of(experts.gate_up), &down = packed_of(experts.down);
-  if (!hopper_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 ||
-      x.stride[0] % 8 != 0 || down.segments.size() != 1 || down.bias)
-    return false;
+  ExpertSegments s;
+  if (x.stride[0] % 8 != 0 || !expert_segments(x, experts, y, s)) return false;
   FewArgs first, second;
-  if (!halves(up, experts.gate_up.out, first.routed.w, first.routed.up)) return false;
-  second.routed.w = down.segments[0];
+  first.routed.w = s.gate, first.routed.up = s.up, second.routed.w = s.down;
+  first.shared.w = s.shared_gate, first.shared.up = s.shared_up, second.shared.w = s.shared_down;
   const bool has_shared = static_cast<bool>(experts.shared_gate_up);
-  if (has_shared) {
-    const CudaPacked &shared_up = packed_of(experts.shared_gate_up), &shared_down = packed_of(experts.shared_down);
-    if (experts.shared_gate_up.first != 0 || experts.shared_down.first != 0 || shared_down.segments.size() != 1 || shared_down.bias ||
-        !halves(shared_up, experts.shared_gate_up.out, first.shared.w, first.shared.up))
-      return false;
-    second.shared.w = shared_down.segments[0];
-  }
   for (const FewArgs* args : {&first, &second})
     if (!few_supports(args->routed) || (has_shared && !few_supports(args->shared))) return false;
 
