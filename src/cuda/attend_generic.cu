@@ -2,6 +2,7 @@
 #include <cfloat>
 
 #include "cuda/attend_rows.cuh"
+#include "cuda/flash.cuh"
 #include "cuda/kv_rows.cuh"
 
 namespace cachalot::cuda {
@@ -96,11 +97,10 @@ __global__ __launch_bounds__(kWarps * 32) void ragged_kernel(const __grid_consta
   float keep = 0.0f, add = 1.0f / stats.y;
   if (a.lse != nullptr) {
     float& lse = a.lse[static_cast<int64_t>(row) * a.heads + head];
-    const float here = stats.x + logf(stats.y), before = lse, m = fmaxf(here, before), total = m + logf(expf(here - m) + expf(before - m));
-    keep = expf(before - total);
-    add *= expf(here - total);
+    const LseMerge merge(stats.x + logf(stats.y), lse);
+    keep = merge.before, add *= merge.here;
     __syncthreads();
-    if (threadIdx.x == 0) lse = total;
+    if (threadIdx.x == 0) lse = merge.total;
   }
   for (int d = static_cast<int>(threadIdx.x); d < a.v_dim; d += kWarps * 32)
     out[d] = from_f32<Out>((keep == 0.0f ? 0.0f : keep * to_f32(out[d])) + add * sum[d]);

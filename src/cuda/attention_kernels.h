@@ -23,7 +23,29 @@ struct PrologueArgs {
 cudaError_t launch_mla_prologue(const PrologueArgs& args, cudaStream_t stream);
 // pages: of K, or of V in another format than fp8. Rows of as many numbers as `rows` and `out` have columns.
 cudaError_t launch_kv_write(void* pages, const KvLayout& layout, const int* slots, Mat rows, cudaStream_t stream);
-cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const int* table, int begin, Mat out, cudaStream_t stream);
+
+// One sequence's part of a launch over several.
+struct ContextRun {
+  int seq = 0;                      // row of the block table
+  int q_begin = 0, n_q = 0;         // query rows
+  int q_position = 0;               // of the first of them
+  int kv_position = 0, n_keys = 0;  // rows of context that are laid out
+  int kv_begin = 0;                 // where they lie in the buffers; a multiple of kFlashKeys
+};
+constexpr int kContextRuns = 16;
+constexpr int kFlashKeys = 128;  // what a run's rows are rounded up to, with zeros
+struct ContextRuns {
+  int n = 0;
+  ContextRun run[kContextRuns];
+  [[nodiscard]] __host__ __device__ int most_q() const {
+    int most = 0;
+    for (int i = 0; i < n; ++i) most = run[i].n_q > most ? run[i].n_q : most;
+    return most;
+  }
+};
+// The runs' rows of `table`'s pages to their places in `out`, whose other rows become zero.
+cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const int* table, int64_t table_stride, const ContextRuns& runs,
+                             Mat out, cudaStream_t stream);
 
 // ---- attention over the cache ----
 struct AttendArgs {
@@ -61,20 +83,24 @@ struct RaggedArgs {
 };
 cudaError_t launch_attend_ragged(const RaggedArgs& args, cudaStream_t stream);
 
-// Many query rows of one sequence against n_keys contiguous context rows, causal. The key of head h is [k of h's KV head | k_rope, shared].
+// Many query rows of sequences whose context rows are laid out, causal. The key of head h is [k of h's KV head | k_rope, shared].
 struct FlashArgs {
   int heads = 0, share = 1;  // query heads, and how many of them share a KV head
   int k_dim = 0, rope = 0, v_dim = 0;
   float scale = 1.0f;
-  int q_position = 0, kv_position = 0, n_keys = 0;
-  Mat q;                                                     // [n_q, heads * (k_dim + rope)]
-  const void *k = nullptr, *k_rope = nullptr, *v = nullptr;  // bf16
-  int64_t k_stride = 0, k_rope_stride = 0, v_stride = 0;     // from row to row
-  int k_head = 0, v_head = 0;                                // from KV head to KV head
-  Mat out;                                                   // [n_q, heads * v_dim], bf16 or f32
-  float* lse = nullptr;                                      // [n_q, heads]; null: this is the only chunk
+  ContextRuns runs;
+  Mat q;                                                     // [n_q of all, heads * (k_dim + rope)]
+  const void *k = nullptr, *k_rope = nullptr, *v = nullptr;  // bf16, n_kv_rows rows
+  int n_kv_rows = 0;
+  int64_t k_stride = 0, k_rope_stride = 0, v_stride = 0;  // from row to row
+  int k_head = 0, v_head = 0;                             // from KV head to KV head
+  Mat out;                                                // [n_q of all, heads * v_dim], bf16 or f32
+  float* lse = nullptr;                                   // [n_q of all, heads]; null: this is the only chunk
 };
 bool flash_supports(const FlashArgs& args);
 cudaError_t launch_flash(const FlashArgs& args, cudaStream_t stream);
+// flash_wgmma.cu (sm_90a): shapes of 128 columns (and 64 rotated ones) that flash_supports() as well.
+bool flash_wgmma_supports(const FlashArgs& args);
+cudaError_t launch_flash_wgmma(const FlashArgs& args, int n_multiprocessors, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

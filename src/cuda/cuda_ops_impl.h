@@ -1,5 +1,5 @@
 // The class behind make_cuda_ops. Its parts: cuda_ops.cpp (memory, rows), pack.cpp, linear.cpp, moe.cpp, attention.cpp,
-// sample.cpp.
+// attention_prompt.cpp, sample.cpp.
 #pragma once
 
 #include <array>
@@ -140,7 +140,13 @@ class CudaOps final : public Ops {
 
   // attention.cpp
   bool mla_few(const MlaAbsorbed& a, View context);
+
+  // attention_prompt.cpp
   bool attend_flash(const Attn& attn, const AttendArgs& args, View q, View out);
+  void launch_flash_any(const FlashArgs& args, const char* op);
+  void gather(const Attn& attn, const ContextRuns& runs, View out, const char* op);
+  // attend_ragged() of several sequences, each with its rows of q, latent, kv, out and lse.
+  void attend_runs(const MlaDims& dims, float scale, const ContextRuns& runs, View q, View latent, View kv, View out, View lse);
 
   // moe.cpp
   struct ExpertSegments {

@@ -189,6 +189,9 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       "r"(parity)
       : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 // Orders this thread's ordinary accesses of shared memory before later ones of the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {

@@ -1,7 +1,7 @@
-// Attention of many query rows of one sequence (FlashAttention-2: Dao 2023): a block takes 128 rows of one head, 16 per warp, with the
+// Attention of many query rows (FlashAttention-2: Dao 2023): a block takes 128 rows of one sequence and head, 16 per warp, with the
 // query in registers; keys and values come 64 at a time through two stages of shared memory; softmax in registers, sums in f32.
 #include "cuda/attention_kernels.h"
-#include "cuda/device.cuh"
+#include "cuda/flash.cuh"
 
 namespace cachalot::cuda {
 namespace {
@@ -26,11 +26,13 @@ __global__ __launch_bounds__(kThreads, 1) void flash_kernel(const __grid_constan
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / a.share;
   const int row0 = (static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x)) * kQueries;  // the long rows first
+  const ContextRun run = a.runs.run[blockIdx.z];
+  if (row0 >= run.n_q) return;
 
-  const bf16* q = static_cast<const bf16*>(a.q.data) + head * S::kK;
+  const bf16* q = static_cast<const bf16*>(a.q.data) + run.q_begin * a.q.stride + head * S::kK;
   for (int i = thread; i < kQueries * (S::kK / 8); i += kThreads) {
     const int r = i / (S::kK / 8), u = i % (S::kK / 8), row = row0 + r;
-    cp_async16(shared + r * S::kKPitch + u * 8, q + (row < a.q.rows ? row : 0) * a.q.stride + u * 8, row < a.q.rows);
+    cp_async16(shared + r * S::kKPitch + u * 8, q + (row < run.n_q ? row : 0) * a.q.stride + u * 8, row < run.n_q);
   }
   cp_async_commit();
   cp_async_wait<0>();
@@ -40,28 +42,30 @@ __global__ __launch_bounds__(kThreads, 1) void flash_kernel(const __grid_constan
   for (int k = 0; k < S::kK / 16; ++k) ldmatrix4(query[k], shared + (warp * 16 + (lane & 15)) * S::kKPitch + k * 16 + (lane >> 4) * 8);
   __syncthreads();
 
-  const int seen = min(a.n_keys, a.q_position + min(row0 + kQueries, a.q.rows) - a.kv_position);  // keys that the last row sees
+  const int past = run.q_position - run.kv_position;
+  const int seen = min(run.n_keys, past + min(row0 + kQueries, run.n_q));  // keys that the last row sees
   const int n_tiles = seen > 0 ? (seen + kKeys - 1) / kKeys : 0;
-  const bf16 *k_from = static_cast<const bf16*>(a.k) + kv_head * a.k_head, *rope_from = static_cast<const bf16*>(a.k_rope),
-             *v_from = static_cast<const bf16*>(a.v) + kv_head * a.v_head;
+  const bf16 *k_from = static_cast<const bf16*>(a.k) + run.kv_begin * a.k_stride + kv_head * a.k_head,
+             *rope_from = static_cast<const bf16*>(a.k_rope) + run.kv_begin * a.k_rope_stride,
+             *v_from = static_cast<const bf16*>(a.v) + run.kv_begin * a.v_stride + kv_head * a.v_head;
   const auto copy = [&](int tile) {
     if (tile < n_tiles) {
       bf16* keys = shared + (tile & 1) * S::kStage;
       bf16* values = keys + kKeys * S::kKPitch;
       for (int i = thread; i < kKeys * (kNope / 8); i += kThreads) {
         const int r = i / (kNope / 8), u = i % (kNope / 8), key = tile * kKeys + r;
-        cp_async16(keys + r * S::kKPitch + u * 8, k_from + (key < a.n_keys ? key : 0) * a.k_stride + u * 8, key < a.n_keys);
+        cp_async16(keys + r * S::kKPitch + u * 8, k_from + (key < run.n_keys ? key : 0) * a.k_stride + u * 8, key < run.n_keys);
       }
       if constexpr (kRope > 0) {
         for (int i = thread; i < kKeys * (kRope / 8); i += kThreads) {
           const int r = i / (kRope / 8), u = i % (kRope / 8), key = tile * kKeys + r;
-          cp_async16(keys + r * S::kKPitch + kNope + u * 8, rope_from + (key < a.n_keys ? key : 0) * a.k_rope_stride + u * 8,
-                     key < a.n_keys);
+          cp_async16(keys + r * S::kKPitch + kNope + u * 8, rope_from + (key < run.n_keys ? key : 0) * a.k_rope_stride + u * 8,
+                     key < run.n_keys);
         }
       }
       for (int i = thread; i < kKeys * (kV / 8); i += kThreads) {
         const int r = i / (kV / 8), u = i % (kV / 8), key = tile * kKeys + r;
-        cp_async16(values + r * S::kVPitch + u * 8, v_from + (key < a.n_keys ? key : 0) * a.v_stride + u * 8, key < a.n_keys);
+        cp_async16(values + r * S::kVPitch + u * 8, v_from + (key < run.n_keys ? key : 0) * a.v_stride + u * 8, key < run.n_keys);
       }
     }
     cp_async_commit();
@@ -88,7 +92,7 @@ __global__ __launch_bounds__(kThreads, 1) void flash_kernel(const __grid_constan
         mma_bf16(s[n + 1], query[k], kb[2], kb[3]);
       }
     const int key0 = tile * kKeys;
-    const bool edge = key0 + kKeys > a.n_keys || a.kv_position + key0 + kKeys - 1 > a.q_position + row0 + warp * 16;
+    const bool edge = key0 + kKeys > run.n_keys || key0 + kKeys - 1 > past + row0 + warp * 16;
     float peak[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
@@ -97,7 +101,7 @@ __global__ __launch_bounds__(kThreads, 1) void flash_kernel(const __grid_constan
         s[n][i] *= scale;
         if (edge) {
           const int key = key0 + n * 8 + 2 * c + (i & 1), row = my_row + 8 * (i >> 1);
-          if (key >= a.n_keys || a.kv_position + key > a.q_position + row) s[n][i] = -INFINITY;
+          if (key >= run.n_keys || key > past + row) s[n][i] = -INFINITY;
         }
         peak[i >> 1] = fmaxf(peak[i >> 1], s[n][i]);
       }
@@ -142,26 +146,18 @@ __global__ __launch_bounds__(kThreads, 1) void flash_kernel(const __grid_constan
     sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
     sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
     const int row = my_row + 8 * h;
-    if (row >= a.q.rows || sum[h] == 0.0f) continue;
-    float keep = 0.0f, add = 1.0f / sum[h];
+    if (row >= run.n_q || sum[h] == 0.0f) continue;
+    float before = 0.0f, add = 1.0f / sum[h];
     if (a.lse != nullptr) {
-      float& lse = a.lse[static_cast<int64_t>(row) * a.heads + head];
-      const float here = (largest[h] + log2f(sum[h])) * 0.69314718f, before = lse, m = fmaxf(here, before);
-      const float total = m + logf(expf(here - m) + expf(before - m));
-      keep = expf(before - total);
-      add *= expf(here - total);
+      float& lse = a.lse[static_cast<int64_t>(run.q_begin + row) * a.heads + head];
+      const LseMerge merge((largest[h] + log2f(sum[h])) * 0.69314718f, lse);
+      before = merge.before, add *= merge.here;
       __syncwarp(0xfu << (lane & ~3));
-      if (c == 0) lse = total;
+      if (c == 0) lse = merge.total;
     }
-    Out* out = static_cast<Out*>(a.out.data) + row * a.out.stride + head * kV;
+    Out* out = static_cast<Out*>(a.out.data) + (run.q_begin + row) * a.out.stride + head * kV + 2 * c;
 #pragma unroll
-    for (int n = 0; n < kV / 8; ++n) {
-      const int col = n * 8 + 2 * c;
-      float x = acc[n][2 * h] * add, y = acc[n][2 * h + 1] * add;
-      if (keep != 0.0f) x = fmaf(keep, to_f32(out[col]), x), y = fmaf(keep, to_f32(out[col + 1]), y);
-      out[col] = from_f32<Out>(x);
-      out[col + 1] = from_f32<Out>(y);
-    }
+    for (int n = 0; n < kV / 8; ++n) store_pair(out + 8 * n, acc[n][2 * h] * add, acc[n][2 * h + 1] * add, before);
   }
 }
 
@@ -171,7 +167,8 @@ cudaError_t launch_shape(const FlashArgs& a, cudaStream_t stream) {
   static const cudaError_t raised =
       cudaFuncSetAttribute(flash_kernel<kNope, kRope, kV, Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (raised != cudaSuccess) return raised;
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.q.rows, kQueries)), static_cast<unsigned>(a.heads));
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.runs.most_q(), kQueries)), static_cast<unsigned>(a.heads),
+                  static_cast<unsigned>(a.runs.n));
   return launch(flash_kernel<kNope, kRope, kV, Out>, grid, kThreads, kBytes, stream, a);
 }
 template <typename Out>

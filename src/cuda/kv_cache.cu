@@ -53,15 +53,44 @@ __global__ __launch_bounds__(kFp8Threads) void kv_write_fp8_kernel(uint8_t* page
   for (int i = thread; i < width - rank; i += kFp8Threads) tail[i] = from_f32<bf16>(to_f32(x[rank + i]));
 }
 
+struct GatherArgs {
+  const void* pages = nullptr;
+  int block_tokens = 0;
+  const int* table = nullptr;
+  int64_t table_stride = 0;
+  ContextRuns runs;
+  int rank = 0;
+  Mat out;
+};
+// A warp per row.
+constexpr int kGatherWarps = 8;
 template <typename Kv, typename Out>
-__global__ void kv_gather_kernel(const void* pages, int block_tokens, const int* table, int begin, Out* out, int64_t stride, int n,
-                                 int rank) {
+__global__ __launch_bounds__(kGatherWarps * 32) void kv_gather_kernel(const __grid_constant__ GatherArgs a) {
   pdl_trigger();
+  const int row = static_cast<int>(blockIdx.x) * kGatherWarps + (static_cast<int>(threadIdx.x) >> 5),
+            lane = static_cast<int>(threadIdx.x) & 31;
+  if (row >= a.out.rows) return pdl_wait();
+  int64_t slot = -1;
+  for (int i = 0; i < a.runs.n; ++i) {
+    const ContextRun& run = a.runs.run[i];
+    const int at = row - run.kv_begin, token = run.kv_position + at;
+    if (at >= 0 && at < run.n_keys)
+      slot = static_cast<int64_t>(a.table[run.seq * a.table_stride + token / a.block_tokens]) * a.block_tokens + token % a.block_tokens;
+  }
   pdl_wait();
-  const int token = begin + static_cast<int>(blockIdx.x);
-  const int64_t slot = static_cast<int64_t>(table[token / block_tokens]) * block_tokens + token % block_tokens;
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x))
-    out[blockIdx.x * stride + i] = from_f32<Out>(read_kv<Kv>(pages, slot, n, rank, i));
+  Out* out = static_cast<Out*>(a.out.data) + row * a.out.stride;
+  const int n = a.out.cols;
+  if constexpr (std::is_same_v<Kv, Out>) {
+    constexpr int kUnit = 16 / sizeof(Out);
+    const bool aligned = n % kUnit == 0 && a.out.stride % kUnit == 0 && reinterpret_cast<uintptr_t>(a.out.data) % 16 == 0;
+    if (aligned) {
+      const Kv* from = static_cast<const Kv*>(a.pages) + slot * n;
+      for (int i = lane * kUnit; i < n; i += 32 * kUnit)
+        *reinterpret_cast<uint4*>(out + i) = slot < 0 ? make_uint4(0, 0, 0, 0) : load16(from + i);
+      return;
+    }
+  }
+  for (int i = lane; i < n; i += 32) out[i] = from_f32<Out>(slot < 0 ? 0.0f : read_kv<Kv>(a.pages, slot, n, a.rank, i));
 }
 
 int threads_for(int n) { return n > 512 ? 256 : n > 128 ? 128 : 64; }
@@ -92,13 +121,13 @@ cudaError_t launch_kv_write(void* pages, const KvLayout& layout, const int* slot
   });
 }
 
-cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const int* table, int begin, Mat out, cudaStream_t stream) {
+cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const int* table, int64_t table_stride, const ContextRuns& runs,
+                             Mat out, cudaStream_t stream) {
+  const GatherArgs args{pages, layout.block_tokens, table, table_stride, runs, layout.v_dim, out};
+  const dim3 grid(static_cast<unsigned>(ceil_div(out.rows, kGatherWarps)));
   return with_rows(layout.format, [&](auto kv) {
-    return with_activation(out.type, [&](auto o) {
-      using Out = decltype(o);
-      return launch(kv_gather_kernel<decltype(kv), Out>, dim3(static_cast<unsigned>(out.rows)), threads_for(out.cols), 0, stream, pages,
-                    layout.block_tokens, table, begin, static_cast<Out*>(out.data), out.stride, out.cols, layout.v_dim);
-    });
+    return with_activation(
+        out.type, [&](auto o) { return launch(kv_gather_kernel<decltype(kv), decltype(o)>, grid, kGatherWarps * 32, 0, stream, args); });
   });
 }
 

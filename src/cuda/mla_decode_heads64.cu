@@ -11,7 +11,7 @@
 // Rows in fp8 are turned into the same tiles, in f16, by the group whose stage it is, the first group's while the second half of the values
 // is being weighed; there is no room for the codes beside the stages.
 #include "cuda/mla_decode.cuh"
-#include "cuda/tensor_map.h"
+#include "cuda/tensor_map.cuh"
 #include "cuda/wgmma_mla.cuh"
 
 namespace cachalot::cuda {
@@ -24,15 +24,6 @@ static_assert(kKeys * 128 == kTileBytes);
 constexpr int kSharedBytes = 3 * kStageBytes + 1024;  // query, two stages, alignment
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void copy_box(void* shared, const CUtensorMap& map, int col, int row, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-                   shared_address(shared)),
-               "l"(&map), "r"(col), "r"(row), "r"(shared_address(barrier))
-               : "memory");
-}
 // fp8 rows become f16, which holds codes exactly and a product with the scale in 11 bits, times this: a group below 1.7e-3 would lose bits
 // of its scale, a number above 4,000 would be infinite.
 constexpr float kUnit = 16.0f;
@@ -346,7 +337,7 @@ cudaError_t launch_rows(const AttendArgs& a, cudaStream_t stream) {
   if (raised != cudaSuccess) return raised;
   CUtensorMap map{};
   if constexpr (!kFp8) {
-    const cudaError_t made = make_tensor_map(a.k, kMlaK, a.layout.block_tokens, map);
+    const cudaError_t made = make_tensor_map({a.k, kAnyRows, kMlaK, kMlaK}, a.layout.block_tokens, map);
     if (made != cudaSuccess) return made;
   }
   const dim3 grid(static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.n_splits));

@@ -18,15 +18,15 @@ Encode find_encoder() {
 
 }  // namespace
 
-cudaError_t make_tensor_map(const void* rows, int cols, int box_rows, CUtensorMap& map) {
+cudaError_t make_tensor_map(const TensorRows& rows, int box_rows, CUtensorMap& map) {
   static const Encode encode = find_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t shape[2] = {static_cast<cuuint64_t>(cols), cuuint64_t{1} << 31};
-  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(cols) * 2};
+  const cuuint64_t shape[2] = {static_cast<cuuint64_t>(rows.cols), static_cast<cuuint64_t>(rows.n_rows)};
+  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(rows.stride) * 2};
   const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)}, step[2] = {1, 1};
-  const CUresult made =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(rows), shape, row_bytes, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(rows.data), shape, row_bytes, box, step,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -33,6 +33,7 @@ Work work_of(const AttentionCase& s) {
 constexpr MlaDims kTinyMla{.n_heads = 2, .nope = 8, .rope_dim = 4, .v_dim = 6, .kv_rank = 16};
 constexpr MlaDims kGoldenMla{.n_heads = 4, .nope = 32, .rope_dim = 16, .v_dim = 32, .kv_rank = 64};
 constexpr MlaDims kDeepSeekMla{.n_heads = 2, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512};
+constexpr MlaDims kThinMla{.n_heads = 2, .nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 16};  // DeepSeek's heads, cheap to expand
 
 KvLayout mla_layout(int rank, int rope_dim, KvFormat format, int block_tokens) {
   return {.heads = 1, .k_dim = rank + rope_dim, .v_dim = rank, .v_is_k_prefix = true, .format = format, .block_tokens = block_tokens};
@@ -237,6 +238,15 @@ void add_attention_cases(std::vector<OpCase>& cases) {
     cases.push_back(attend_expanded_case({"long", 2, mla_layout(16, 4, f, 64), {{1, 0}, {40, 1100}, {600, 600}}}, kTinyMla, Format::f32));
     cases.push_back(
         attend_expanded_case({"deepseek", 2, mla_layout(512, 64, f, 16), {{1, 9}, {33, 50}, {1, 0}}}, kDeepSeekMla, Format::bf16));
+  }
+  // Prompts of several sequences at once, more of them than fit one launch, and a context that is taken in parts.
+  std::vector<SequenceShape> prompts{{300, 300}, {129, 129}, {1, 1}, {64, 200}, {128, 256}, {127, 127}, {2, 500}, {1, 0}};
+  for (int i = 0; i < 12; ++i) prompts.push_back({1 + i * 7 % 40, 1 + i * 7 % 40 + i * 31 % 60});
+  for (const KvFormat f : {KvFormat::f32, KvFormat::bf16}) {
+    cases.push_back(attend_expanded_case({"prompts", 2, mla_layout(16, 64, f, 16), prompts}, kThinMla, Format::bf16));
+    cases.push_back(
+        attend_expanded_case({"parts", 2, mla_layout(16, 64, f, 64), {{90, 90}, {40, 8300}, {60, 60}}}, kThinMla, Format::bf16));
+    cases.push_back(attend_case({"prompts", 8, gqa_layout(2, 128, 128, f, 16), {{130, 130}, {17, 150}, {3, 9}, {300, 300}, {16, 16}}}));
   }
   for (const Format w : {Format::f16, Format::q8_0, Format::fp8_block, Format::q4_k})
     cases.push_back(attend_expanded_case({"deepseek", 2, mla_layout(512, 64, KvFormat::bf16, 32), {{20, 41}, {3, 3}}}, kDeepSeekMla, w));

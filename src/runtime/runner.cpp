@@ -255,6 +255,10 @@ void Runner::rehearse() {
     const StepItem mixed[] = {{&full, few, WantLogits::none}, {&fresh, rows - few, WantLogits::last}};
     run_all(mixed);
   }
+  if (limits_.max_seqs > 1 && rows > 1) {  // prompts side by side, which devices may take together
+    const StepItem prompts[] = {{&fresh, rows / 2, WantLogits::none}, {&fresh, rows - rows / 2, WantLogits::last}};
+    run_all(prompts);
+  }
   full.n_computed = most - 1;
   fresh.n_computed = std::min(1, most - 1);
   std::vector<StepItem> decode(static_cast<size_t>(std::min({limits_.max_seqs, limits_.max_tokens, limits_.max_logits})),

@@ -1,5 +1,5 @@
 // Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
-//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
+//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
 #include <cstdio>
@@ -493,6 +493,37 @@ void bench_few(const std::vector<int>& batches) {
   }
 }
 
+// Attention of prompts: all of the expanded form (pages laid out, W_UKV, attention), and attention alone. FLOPs are those of the pairs that
+// see each other.
+void bench_prompts() {
+  std::printf("%6s %6s %7s %7s %12s %9s %7s %12s %9s %7s\n", "heads", "batch", "rows", "context", "expanded us", "TFLOP/s", "share",
+              "attention us", "TFLOP/s", "share");
+  struct Shape {
+    int heads, n, n_q, kv_len;
+  };
+  for (const Shape s : {Shape{16, 1, 1024, 1024}, Shape{16, 8, 1024, 1024}, Shape{16, 64, 128, 128}, Shape{16, 1, 8192, 8192},
+                        Shape{16, 1, 2048, 32768}, Shape{128, 1, 4096, 4096}}) {
+    Bench b;
+    constexpr MlaDims kHead{.nope = 128, .rope_dim = 64, .v_dim = 128, .kv_rank = 512};
+    MlaDims d = kHead;
+    d.n_heads = s.heads;
+    const auto p = paged(b, kMla, s.n, s.n_q, s.kv_len, 1, true);
+    const Linear kv_b = b.weights(Format::bf16, s.heads * 256, 512);
+    const View q = b.array(DType::bf16, s.n * s.n_q, s.heads * 192), out = b.array(DType::bf16, s.n * s.n_q, s.heads * 128, 0.0f);
+    const double expanded = b.time([&] { b.ops->attend_expanded({p->layers[0], &p->batch, p->batch.prefill, 0.07f}, d, q, kv_b, out); });
+    const View latent = b.array(DType::bf16, s.kv_len, 576), kv = b.array(DType::bf16, s.kv_len, s.heads * 256);
+    const double alone = b.time([&] {
+      b.ops->attend_ragged({.dims = d, .scale = 0.07f, .q_position = s.kv_len - s.n_q}, q.rows(0, s.n_q), latent, kv, out.rows(0, s.n_q),
+                           {});
+    });
+    const double pairs = s.n_q * (s.kv_len - 0.5 * (s.n_q - 1)), each = 2.0 * pairs * s.heads * (192 + 128),
+                 all = s.n * (each + 2.0 * s.kv_len * s.heads * 256 * 512);
+    std::printf("%6d %6d %7d %7d %12.1f %9.1f %6.1f%% %12.1f %9.1f %6.1f%%\n", s.heads, s.n, s.n_q, s.kv_len, expanded * 1e6,
+                all / expanded * 1e-12, 100 * all / expanded / kMatrixLimit, alone * 1e6, each / alone * 1e-12,
+                100 * each / alone / kMatrixLimit);
+  }
+}
+
 void bench_prefill() {
   Bench b;
   std::printf("%-12s %-14s %5s %10s %9s %7s\n", "format", "out x in", "T", "us", "TFLOP/s", "share");
@@ -523,6 +554,8 @@ int run(int argc, char** argv) {
     bench_moe(numbers, what.substr(3));
   else if (what == "mla")
     bench_mla();
+  else if (what == "prompts")
+    bench_prompts();
   else if (what == "prefill")
     bench_prefill();
   else if (what == "ops")
@@ -533,7 +566,8 @@ int run(int argc, char** argv) {
     bench_model(argv[2], numbers, std::atoi(argv[3]));
   else {
     std::printf(
-        "cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...\n");
+        "cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT "
+        "BATCH...\n");
     return 2;
   }
   return 0;
