@@ -106,14 +106,12 @@ CACHALOT_LANES_FUNCTION(run_code_walk, CodeWalk, walk_codes)
 
 }  // namespace
 
-ErrorFeedback::ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options, bool for_codes)
-    : ops_(ops), pool_(pool), moments_(moments), n_(moments.n) {
+ErrorFeedback::ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options)
+    : ops_(ops), pool_(pool), n_(moments.n) {
   double mean = 0.0;
   for (const double s : moments.square) mean += s / n_;
   if (!(mean > 0.0) || !std::isfinite(static_cast<float>(mean))) mean = 1.0;  // no token, or an overflow: plain rounding
   damping_ = static_cast<float>(static_cast<double>(options.damping) * mean);
-  if (!for_codes && moments.keeps_rows()) return;
-
   const auto N = static_cast<size_t>(n_);
   const std::vector<float>& gram = moments.gram(ops);
   order_.resize(N);
@@ -182,57 +180,6 @@ void ErrorFeedback::choose_codes(QuantizedStack& stack, int m, std::span<const f
                strided(carried.data() + static_cast<size_t>(end) * stride, n_ - end, out, stride), 1.0f);
   }
   pool_.run(out, [&](int row, int) { stack.write_codes(m, row, codes.data() + static_cast<size_t>(row) * N); });
-}
-
-void ErrorFeedback::meet_earlier_errors(std::span<float> values, int out) const {
-  CACHALOT_CHECK(moments_.has_original() && values.size() == static_cast<size_t>(out) * static_cast<size_t>(n_));
-  if (moments_.keeps_rows()) return meet_by_rows(values, out);
-  const auto N = static_cast<size_t>(n_), stride = padded_to_lanes(out);
-  // z = (W (C - G))^T, columns of W in processing order; then x R R^T = z.
-  std::vector<float> z(N * stride);
-  {
-    std::vector<float> ordered(N * N);
-    pool_.run(n_, [&](int k, int) {
-      const float* const from = moments_.cross().data() + static_cast<size_t>(order_[static_cast<size_t>(k)]) * N;
-      std::copy_n(from, N, ordered.data() + static_cast<size_t>(k) * N);
-    });
-    multiply(ops_, View::matrix(ordered.data(), DType::f32, n_, n_), View::matrix(values.data(), DType::f32, out, n_),
-             strided(z.data(), n_, out, stride), 0.0f);
-  }
-  solve(ops_, pool_, factor_, n_, Triangle::transposed, z, out);
-  solve(ops_, pool_, factor_, n_, Triangle::lower, z, out);
-  pool_.run(static_cast<int>(stride / kLanes), [&](int group, int) {
-    const size_t first = static_cast<size_t>(group) * kLanes, last = std::min(first + kLanes, static_cast<size_t>(out));
-    for (size_t k = 0; k < N; ++k)
-      for (size_t row = first; row < last; ++row)
-        if (const float moved = z[k * stride + row]; std::isfinite(moved)) values[row * N + static_cast<size_t>(order_[k])] += moved;
-  });
-}
-
-// With few tokens, (C - G) (G + d)^-1 = (X' - X)^T (X X^T + d)^-1 X, whose inverse is one of tokens, not of columns.
-void ErrorFeedback::meet_by_rows(std::span<float> values, int out) const {
-  const View x = moments_.rows();
-  const int tokens = x.n_rows();
-  if (tokens == 0) return;
-  const auto T = static_cast<size_t>(tokens), N = static_cast<size_t>(n_), stride = padded_to_lanes(out);
-  std::vector<float> kernel(T * T), z(T * stride), change(values.size());
-  multiply(ops_, x, x, View::matrix(kernel.data(), DType::f32, tokens, tokens), 0.0f);
-  for (float damping = damping_;; damping *= 10.0f) {
-    std::vector<float> damped = kernel;
-    for (size_t t = 0; t < T; ++t) damped[t * T + t] += damping;
-    if (!std::isfinite(damping)) return;
-    if (!cholesky(ops_, damped, tokens)) continue;
-    kernel = std::move(damped);
-    break;
-  }
-  multiply(ops_, moments_.changes(), View::matrix(values.data(), DType::f32, out, n_), strided(z.data(), tokens, out, stride), 0.0f);
-  solve(ops_, pool_, kernel, tokens, Triangle::lower, z, out);
-  solve(ops_, pool_, kernel, tokens, Triangle::transposed, z, out);
-  std::vector<float> by_row = transposed(strided(z.data(), tokens, out, stride)), columns = transposed(x);
-  multiply(ops_, View::matrix(by_row.data(), DType::f32, out, tokens), View::matrix(columns.data(), DType::f32, n_, tokens),
-           View::matrix(change.data(), DType::f32, out, n_), 0.0f);
-  for (size_t i = 0; i < static_cast<size_t>(out) * N; ++i)
-    if (std::isfinite(change[i])) values[i] += change[i];
 }
 
 }  // namespace cachalot

@@ -21,24 +21,18 @@ struct GptqOptions {
 // The factor of one G, shared by all matrices with the same input. All that it is made with must outlive it.
 class ErrorFeedback {
  public:
-  // for_codes: choose_codes() will be called.
-  ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options, bool for_codes = true);
+  ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options);
 
   // Chooses the codes of matrix m of `stack` for values [out, in], on the scales that the stack holds already.
   void choose_codes(QuantizedStack& stack, int m, std::span<const float> values) const;
-  // The weights that would give on the quantized model's inputs x what W gives on the original ones x', W + W (C - G) G^-1 (C the cross
-  // moments, G damped): errors of earlier layers are met here too. values [out, in] are changed in place.
-  void meet_earlier_errors(std::span<float> values, int out) const;
 
   [[nodiscard]] float damping() const { return damping_; }  // that was needed, absolute
 
  private:
   [[nodiscard]] View factor(int row, int column, int rows, int columns) const;
-  void meet_by_rows(std::span<float> values, int out) const;
 
   Ops& ops_;
   ThreadPool& pool_;
-  const Moments& moments_;
   int n_ = 0;
   float damping_ = 0.0f;
   std::vector<int> order_;     // order_[i]: the column that goes i-th

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "base/error.h"
 #include "model/mla_weights.h"
@@ -85,27 +86,45 @@ void LayerQuantizer::record(const std::string& name, const ErrorSums& sums, bool
   r.error_is_of_outputs = of_outputs;
   r.method = is_float(p.scheme.format) ? "kept" : fed_back ? name_of(recipe_.method) : recipe_.uses_awq() ? "awq" : "rtn";
   if (const auto found = notes_.find(name); found != notes_.end()) r.notes.push_back(found->second);
+  if (const auto found = met_.find(name); found != met_.end())
+    r.notes.push_back(fmt::format("errors of layers before, squared, on held-out tokens: {:.0f}% met",
+                                  100.0 * (1.0 - found->second.first / found->second.second)));
   if (p.fell_back())
     r.notes.push_back(fmt::format("rows of {} do not divide for {}: {} instead", p.matrix.in, name_of(p.wanted), name_of(p.scheme)));
   result.matrices.push_back(std::move(r));
 }
 
-ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vector<float>& values, const Moments* moments,
-                                          const ErrorFeedback* feedback) {
+// The last quarter of windows, of as many, evenly spread, as give 2,048 tokens.
+void LayerQuantizer::hold_out(const TokenStream* stream) {
+  constexpr int kTokens = 2048, kShare = 4;
+  held_out_.clear();
+  if (stream == nullptr) return;
+  const int window = stream->window, from_each = std::max(1, window / kShare),
+            step = std::max(1, stream->n_windows() * from_each / kTokens);
+  for (int t = 0; t < stream->n_tokens(); ++t) held_out_.push_back(t % window >= window - from_each && t / window % step == 0 ? 1 : 0);
+}
+
+ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vector<float>& values, CalibratedInput* input) {
   const LinearSource& s = stack.source();
+  const Moments* const moments = input != nullptr ? &input->moments() : nullptr;
   const std::vector<float> importance = recipe_.imatrix      ? recipe_.imatrix->importance(planned(s.name).matrix, m)
                                         : moments != nullptr ? moments->importance()
                                                              : std::vector<float>{};
   const bool weigh = !importance.empty() && (is_planar(s.format) || recipe_.importance);
   // A copy only where values change: of an embedding it would be as large as all else together.
-  const bool meets = feedback != nullptr && stack.has_grid() && moments->has_original();
+  const bool feeds = wants_gram() && moments != nullptr && stack.has_grid(), meets = feeds && moments->has_original();
   const std::vector<float> before = meets ? values : std::vector<float>{};
   const std::span<const float> wanted = meets ? before : values;
-  if (meets) feedback->meet_earlier_errors(values, s.out);
+  if (meets) {
+    input->earlier_errors().meet(values, s.out);
+    auto& [left, matrices] = met_[s.name];
+    left += input->earlier_errors().choice().error;
+    ++matrices;
+  }
   stack.round_to_nearest(m, values, weigh ? std::span<const float>(importance) : std::span<const float>{}, recipe_.search, pool_);
-  if (feedback != nullptr && stack.has_grid() && recipe_.uses_gptq()) {
-    feedback->choose_codes(stack, m, values);
-    refine_codes(ops_, *moments, feedback->damping(), stack, m, values, pool_);
+  if (feeds && recipe_.uses_gptq()) {
+    input->feedback().choose_codes(stack, m, values);
+    refine_codes(ops_, *moments, input->feedback().damping(), stack, m, values, pool_);
   }
   if (moments == nullptr || !moments->has_gram()) return weighted_error(stack, m, wanted, importance);
   // A sample of rows is enough to report by; of a stack, fewer of each matrix.
@@ -189,7 +208,7 @@ std::vector<Moments> LayerQuantizer::attention_moments(int layer, const std::vec
       const int rows = static_cast<int>(seen[i].size()) / widths[i];
       CACHALOT_CHECK(rows == x.n_rows(), "{} rows of {} were seen", rows, x.n_rows());
       moments[i].add(ops_, View::matrix(seen[i].data(), DType::f32, rows, widths[i]), nullptr,
-                     original != nullptr ? View::matrix(others[i].data(), DType::f32, rows, widths[i]) : View{});
+                     original != nullptr ? View::matrix(others[i].data(), DType::f32, rows, widths[i]) : View{}, held_out_.data() + begin);
     }
   });
   return moments;
@@ -257,7 +276,8 @@ void LayerQuantizer::scale_attention(int layer, TokenStream& stream) {
 }
 
 void LayerQuantizer::quantize_tensors(const std::vector<std::string>& tensors, const Moments* moments, LayerResult& result) {
-  std::unique_ptr<ErrorFeedback> feedback;
+  std::optional<CalibratedInput> input;
+  if (moments != nullptr) input.emplace(ops_, pool_, *moments, recipe_.gptq);
   for (const std::string& tensor : tensors) {
     const std::string name = prefix_ + tensor;
     const PlannedMatrix& p = planned(name);
@@ -267,12 +287,10 @@ void LayerQuantizer::quantize_tensors(const std::vector<std::string>& tensors, c
       continue;
     }
     QuantizedStack stack(name, p.scheme, 1, p.matrix.out, p.matrix.in);
-    const bool feeds = wants_gram() && moments != nullptr && stack.has_grid();
-    if (feeds && !feedback) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, *moments, recipe_.gptq, recipe_.uses_gptq());
     std::vector<float> values = smooth_values(name, 0);
-    const ErrorSums sums = quantize_matrix(stack, 0, values, moments, feeds ? feedback.get() : nullptr);
+    const ErrorSums sums = quantize_matrix(stack, 0, values, input ? &*input : nullptr);
     quantized_.put(name, stack.source());
-    record(name, sums, moments != nullptr && moments->has_gram(), feeds, result);
+    record(name, sums, moments != nullptr && moments->has_gram(), wants_gram() && moments != nullptr && stack.has_grid(), result);
   }
 }
 
@@ -285,18 +303,17 @@ void LayerQuantizer::quantize_kv_b_parts(const Moments* moments, LayerResult& re
     QuantizedStack stack(name, p.scheme, p.matrix.n_matrices, p.matrix.out, p.matrix.in);
     // k_b multiplies queries, whose moments nobody collected: it is kept fine instead.
     const Moments* const seen = name == v_b ? moments : nullptr;
-    const bool feeds = wants_gram() && seen != nullptr && stack.has_grid();
-    std::unique_ptr<ErrorFeedback> feedback;
-    if (feeds) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, *seen, recipe_.gptq, recipe_.uses_gptq());
+    std::optional<CalibratedInput> input;
+    if (seen != nullptr) input.emplace(ops_, pool_, *seen, recipe_.gptq);
     ErrorSums sums;
     for (int m = 0; m < p.matrix.n_matrices; ++m) {
       std::vector<float> values = dequant_matrix(from, m, pool_);
-      const ErrorSums one = quantize_matrix(stack, m, values, seen, feedback.get());
+      const ErrorSums one = quantize_matrix(stack, m, values, input ? &*input : nullptr);
       sums.error += one.error;
       sums.size += one.size;
     }
     quantized_.put(name, stack.source());
-    record(name, sums, seen != nullptr && seen->has_gram(), feeds, result);
+    record(name, sums, seen != nullptr && seen->has_gram(), wants_gram() && seen != nullptr && stack.has_grid(), result);
   }
   quantized_.hide(prefix_ + "attn_kv_b.weight");
 }
@@ -304,6 +321,8 @@ void LayerQuantizer::quantize_kv_b_parts(const Moments* moments, LayerResult& re
 void LayerQuantizer::attention(int layer, TokenStream* stream, TokenStream* original, LayerResult& result) {
   prefix_ = "blk." + std::to_string(layer) + ".";
   notes_.clear();
+  met_.clear();
+  hold_out(stream);
   if (recipe_.uses_awq()) scale_attention(layer, *stream);
   for (const auto& stage : attention_stages()) {
     std::vector<Moments> moments;

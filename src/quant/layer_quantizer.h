@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "quant/awq.h"
+#include "quant/earlier_errors.h"
 #include "quant/layer_runner.h"
 #include "quant/overlay.h"
 #include "quant/recipe.h"
@@ -40,6 +41,31 @@ struct ExpertLoad {
 struct LayerResult {
   std::vector<MatrixRecord> matrices;
   std::vector<ExpertLoad> experts;
+};
+
+// What the methods make of one input: each when first asked for, once for all matrices that read it.
+class CalibratedInput {
+ public:
+  // All must outlive this.
+  CalibratedInput(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& gptq)
+      : ops_(ops), pool_(pool), moments_(moments), gptq_(gptq) {}
+  [[nodiscard]] const Moments& moments() const { return moments_; }
+  const ErrorFeedback& feedback() {
+    if (!feedback_) feedback_ = std::make_unique<ErrorFeedback>(ops_, pool_, moments_, gptq_);
+    return *feedback_;
+  }
+  EarlierErrors& earlier_errors() {
+    if (!earlier_errors_) earlier_errors_ = std::make_unique<EarlierErrors>(ops_, pool_, moments_);
+    return *earlier_errors_;
+  }
+
+ private:
+  Ops& ops_;
+  ThreadPool& pool_;
+  const Moments& moments_;
+  const GptqOptions& gptq_;
+  std::unique_ptr<ErrorFeedback> feedback_;
+  std::unique_ptr<EarlierErrors> earlier_errors_;
 };
 
 class LayerQuantizer {
@@ -90,11 +116,19 @@ class LayerQuantizer {
   void quantize_tensors(const std::vector<std::string>& tensors, const Moments* moments, LayerResult& result);
   void quantize_kv_b_parts(const Moments* moments, LayerResult& result);
 
-  // Rounds or feeds back one matrix, values [out, in], which may change. Returns squared error and size, of outputs with a Gram matrix.
-  ErrorSums quantize_matrix(QuantizedStack& stack, int m, std::vector<float>& values, const Moments* moments,
-                            const ErrorFeedback* feedback);
+  // Rounds or feeds back one matrix, values [out, in], which may change; input: null when none was seen. Returns squared error and size, of
+  // outputs with a Gram matrix.
+  ErrorSums quantize_matrix(QuantizedStack& stack, int m, std::vector<float>& values, CalibratedInput* input);
 
-  void quantize_gated(GatedFfn& ffn, int m, View x, View original, const float* row_weight);
+  // Chooses the tokens by which it is checked how far to meet earlier errors.
+  void hold_out(const TokenStream* stream);
+  // Rows of one gated FFN's input, and of the unquantized model's (or none).
+  struct GatedInput {
+    View x, original;
+    const float* weight = nullptr;      // [rows], or null: 1
+    const uint8_t* held_out = nullptr;  // [rows]
+  };
+  void quantize_gated(GatedFfn& ffn, int m, const GatedInput& input);
   void finish_gated(GatedFfn& ffn, LayerResult& result);
   void moe(int layer, TokenStream* stream, TokenStream* original, LayerResult& result);
   [[nodiscard]] std::vector<float> normed(int layer, const Checkpoint& weights, TokenStream& stream);
@@ -112,6 +146,8 @@ class LayerQuantizer {
   LayerRunner runner_;
   std::string prefix_;                                      // "blk.3."
   std::map<std::string, std::string> notes_;                // on this layer's matrices
+  std::map<std::string, std::pair<double, int>> met_;       // what is left of earlier errors' squares: sum over matrices of a stack, number
+  std::vector<uint8_t> held_out_;                           // calibration tokens
   std::map<std::string, std::vector<float>> column_scale_;  // AWQ's factors of expert stacks, applied when their weights are read
 };
 

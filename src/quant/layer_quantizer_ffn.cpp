@@ -53,14 +53,15 @@ void add(ErrorSums& to, const ErrorSums& more) {
 
 }  // namespace
 
-// x [rows, hidden]: what the FFN reads (AWQ's factor on it folded by now); original: the unquantized model's, or empty; row_weight [rows].
-void LayerQuantizer::quantize_gated(GatedFfn& ffn, int m, View x, View original, const float* row_weight) {
+// AWQ's factor on the input is folded by now.
+void LayerQuantizer::quantize_gated(GatedFfn& ffn, int m, const GatedInput& input) {
+  const View &x = input.x, &original = input.original;
   std::vector<float> gate = smooth_values(ffn.gate, m), up = smooth_values(ffn.up, m), down = smooth_values(ffn.down, m);
   const int inner = ffn.up_stack.source().out, hidden = ffn.up_stack.source().in;
   if (x.n_rows() == 0) {
-    add(ffn.gate_sums, quantize_matrix(ffn.gate_stack, m, gate, nullptr, nullptr));
-    add(ffn.up_sums, quantize_matrix(ffn.up_stack, m, up, nullptr, nullptr));
-    add(ffn.down_sums, quantize_matrix(ffn.down_stack, m, down, nullptr, nullptr));
+    add(ffn.gate_sums, quantize_matrix(ffn.gate_stack, m, gate, nullptr));
+    add(ffn.up_sums, quantize_matrix(ffn.up_stack, m, up, nullptr));
+    add(ffn.down_sums, quantize_matrix(ffn.down_stack, m, down, nullptr));
     return;
   }
   constexpr int kRows = 2048;
@@ -72,7 +73,7 @@ void LayerQuantizer::quantize_gated(GatedFfn& ffn, int m, View x, View original,
       const View h = ops_.temp(DType::f32, n, inner), other = other_weights != nullptr ? ops_.temp(DType::f32, n, inner) : View{};
       ops_.linear_swiglu(x.rows(begin, n), weights, h);
       if (other_weights != nullptr) ops_.linear_swiglu(original.rows(begin, n), *other_weights, other);
-      moments.add(ops_, h, row_weight != nullptr ? row_weight + begin : nullptr, other);
+      moments.add(ops_, h, input.weight != nullptr ? input.weight + begin : nullptr, other, input.held_out + begin);
     }
   };
   const auto pack = [&](const LinearSource& a, const LinearSource& b) {
@@ -94,22 +95,22 @@ void LayerQuantizer::quantize_gated(GatedFfn& ffn, int m, View x, View original,
 
   const bool corrects = wants_gram() && static_cast<bool>(original);
   Moments in_moments(hidden, wants_gram(), corrects);
-  in_moments.add(ops_, x, row_weight, original);
-  std::unique_ptr<ErrorFeedback> feedback;
-  if (wants_gram()) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, in_moments, recipe_.gptq, recipe_.uses_gptq());
-  ffn.of_outputs = wants_gram();
-  ffn.fed_back = feedback != nullptr;
+  in_moments.add(ops_, x, input.weight, original, input.held_out);
+  ffn.of_outputs = ffn.fed_back = wants_gram();
   const std::vector<float> unquantized_gate = gate, unquantized_up = up;
-  add(ffn.gate_sums, quantize_matrix(ffn.gate_stack, m, gate, &in_moments, feedback.get()));
-  add(ffn.up_sums, quantize_matrix(ffn.up_stack, m, up, &in_moments, feedback.get()));
+  {
+    CalibratedInput calibrated(ops_, pool_, in_moments, recipe_.gptq);
+    add(ffn.gate_sums, quantize_matrix(ffn.gate_stack, m, gate, &calibrated));
+    add(ffn.up_sums, quantize_matrix(ffn.up_stack, m, up, &calibrated));
+  }
 
   Moments down_moments(inner, wants_gram(), corrects);
   const Linear now = pack(one_matrix(ffn.gate_stack.source(), m), one_matrix(ffn.up_stack.source(), m));
   Linear before;
   if (corrects) before = pack(view_of(unquantized_gate, inner, hidden), view_of(unquantized_up, inner, hidden));
   add_hidden(down_moments, now, corrects ? &before : nullptr);
-  if (wants_gram()) feedback = std::make_unique<ErrorFeedback>(ops_, pool_, down_moments, recipe_.gptq, recipe_.uses_gptq());
-  add(ffn.down_sums, quantize_matrix(ffn.down_stack, m, down, &down_moments, feedback.get()));
+  CalibratedInput calibrated(ops_, pool_, down_moments, recipe_.gptq);
+  add(ffn.down_sums, quantize_matrix(ffn.down_stack, m, down, &calibrated));
 }
 
 void LayerQuantizer::finish_gated(GatedFfn& ffn, LayerResult& result) {
@@ -182,6 +183,7 @@ void LayerQuantizer::scale_ffn_input(int layer, View x, const std::vector<std::s
 void LayerQuantizer::ffn(int layer, TokenStream* stream, TokenStream* original, LayerResult& result) {
   prefix_ = "blk." + std::to_string(layer) + ".";
   column_scale_.clear();
+  hold_out(stream);
   if (config_.is_moe_layer(layer)) return moe(layer, stream, original, result);
   std::vector<float> x, other;
   View x_view{}, other_view{};
@@ -196,7 +198,7 @@ void LayerQuantizer::ffn(int layer, TokenStream* stream, TokenStream* original, 
     }
   }
   GatedFfn dense(*this, "");
-  quantize_gated(dense, 0, x_view, other_view, nullptr);
+  quantize_gated(dense, 0, {.x = x_view, .original = other_view, .held_out = held_out_.data()});
   finish_gated(dense, result);
 }
 
@@ -208,9 +210,9 @@ void LayerQuantizer::moe(int layer, TokenStream* stream, TokenStream* original, 
   View none{};
   none.shape = {0, hidden, 1};
   if (stream == nullptr) {
-    for (int e = 0; e < n_experts; ++e) quantize_gated(experts, e, none, {}, nullptr);
+    for (int e = 0; e < n_experts; ++e) quantize_gated(experts, e, {.x = none});
     finish_gated(experts, result);
-    if (shared) quantize_gated(*shared, 0, none, {}, nullptr);
+    if (shared) quantize_gated(*shared, 0, {.x = none});
     if (shared) finish_gated(*shared, result);
     return;
   }
@@ -264,6 +266,7 @@ void LayerQuantizer::moe(int layer, TokenStream* stream, TokenStream* original, 
     const int wanted = recipe_.all_experts ? n_tokens : std::min(recipe_.min_expert_tokens, n_tokens);
     const int step = std::max(1, n_tokens / std::max(1, wanted));
     std::vector<float> rows, other_rows, row_weight;
+    std::vector<uint8_t> held_out;
     for (int t = 0; t < n_tokens; ++t) {
       float w = token_weight[static_cast<size_t>(t)];
       if (w <= 0.0f && (recipe_.all_experts || (starved && t % step == 0))) w = unrouted;
@@ -271,14 +274,18 @@ void LayerQuantizer::moe(int layer, TokenStream* stream, TokenStream* original, 
       rows.insert(rows.end(), x_view.row<float>(t), x_view.row<float>(t) + hidden);
       if (other_view) other_rows.insert(other_rows.end(), other_view.row<float>(t), other_view.row<float>(t) + hidden);
       row_weight.push_back(w);
+      held_out.push_back(held_out_[static_cast<size_t>(t)]);
     }
     const auto n = static_cast<int>(row_weight.size());
-    const View row_view = View::matrix(rows.data(), DType::f32, n, hidden);
-    quantize_gated(experts, e, row_view, other_view ? View::matrix(other_rows.data(), DType::f32, n, hidden) : View{}, row_weight.data());
+    quantize_gated(experts, e,
+                   {.x = View::matrix(rows.data(), DType::f32, n, hidden),
+                    .original = other_view ? View::matrix(other_rows.data(), DType::f32, n, hidden) : View{},
+                    .weight = row_weight.data(),
+                    .held_out = held_out.data()});
   }
   finish_gated(experts, result);
   if (shared) {
-    quantize_gated(*shared, 0, x_view, other_view, nullptr);
+    quantize_gated(*shared, 0, {.x = x_view, .original = other_view, .held_out = held_out_.data()});
     finish_gated(*shared, result);
   }
 }

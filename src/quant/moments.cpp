@@ -103,7 +103,7 @@ void Moments::add_products(Ops& ops, View rows, View changes) const {
   }
 }
 
-void Moments::add(Ops& ops, View x, const float* row_weight, View original) {
+void Moments::add(Ops& ops, View x, const float* row_weight, View original, const uint8_t* held_out) {
   CACHALOT_CHECK(x.n_cols() == n && x.dtype == DType::f32, "{} columns of {}", x.n_cols(), n);
   const std::vector<float> weights = limited_weights(x, row_weight);
   const auto weight_of = [&](int r) { return weights[static_cast<size_t>(r)]; };
@@ -127,6 +127,11 @@ void Moments::add(Ops& ops, View x, const float* row_weight, View original) {
     if (!with_original_) continue;
     const float* const other = original.row<float>(r);
     for (int k = 0; k < n; ++k) changes_[at + static_cast<size_t>(k)] = w * (other[k] - row[k]);
+    held_out_.push_back(held_out != nullptr ? held_out[r] : 0);
+    if (held_out_.back() == 0) continue;
+    const auto begin = static_cast<ptrdiff_t>(at);
+    held_out_rows_.insert(held_out_rows_.end(), rows_.begin() + begin, rows_.begin() + begin + n);
+    held_out_changes_.insert(held_out_changes_.end(), changes_.begin() + begin, changes_.begin() + begin + n);
   }
   if (!summed_ && 2 * tokens <= n) {
     gram_.clear();
@@ -138,6 +143,7 @@ void Moments::add(Ops& ops, View x, const float* row_weight, View original) {
   mirror(gram_, n);
   rows_.clear();
   changes_.clear();
+  held_out_.clear();
 }
 
 const std::vector<float>& Moments::gram(Ops& ops) const {

@@ -32,8 +32,9 @@ class Moments {
   // with_gram: more than squares. with_original: also how x differs from x', what the unquantized model has in its place.
   explicit Moments(int n_columns = 0, bool with_gram = false, bool with_original = false);
   // Rows x [rows, n], each weighted by row_weight[row] (null: 1); original: the same tokens' x' (needed with_original). Rows whose squared
-  // size is more than 64 times the median count as if it were the median.
-  void add(Ops& ops, View x, const float* row_weight, View original = {});
+  // size is more than 64 times the median count as if it were the median. held_out[row] (null: none): rows that are kept besides, so that
+  // what was learnt from the others can be checked by them (with_original only).
+  void add(Ops& ops, View x, const float* row_weight, View original = {}, const uint8_t* held_out = nullptr);
   // Mean square of each column: what importance matrices hold.
   [[nodiscard]] std::vector<float> importance() const;
 
@@ -46,8 +47,12 @@ class Moments {
   // Then: [tokens, n] w x, and w (x' - x).
   [[nodiscard]] View rows() const { return view_of(rows_); }
   [[nodiscard]] View changes() const { return view_of(changes_); }
+  [[nodiscard]] bool is_held_out(int row) const { return held_out_[static_cast<size_t>(row)] != 0; }
   // Otherwise: [n, n] sum of w^2 x (x' - x)^T.
   [[nodiscard]] const std::vector<float>& cross() const { return cross_; }
+  // rows() and changes() of the rows that were held out; they count in all sums as well.
+  [[nodiscard]] View held_out_rows() const { return view_of(held_out_rows_); }
+  [[nodiscard]] View held_out_changes() const { return view_of(held_out_changes_); }
 
  private:
   [[nodiscard]] View view_of(const std::vector<float>& rows) const {
@@ -57,7 +62,8 @@ class Moments {
 
   bool with_gram_ = false, with_original_ = false;
   bool summed_ = false;  // rows became too many, and are in gram_ and cross_ since
-  std::vector<float> rows_, changes_;
+  std::vector<float> rows_, changes_, held_out_rows_, held_out_changes_;
+  std::vector<uint8_t> held_out_;  // of rows_
   mutable std::vector<float> gram_, cross_;
 };
 

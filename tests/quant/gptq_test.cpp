@@ -267,63 +267,6 @@ TEST(Fp8, SpanIsTheReferenceAndFitIsNoWorse) {
   for (size_t k = 0; k < kIn; ++k) EXPECT_FLOAT_EQ(row[k], grid.scale[140 * 2 + k / 128] * e4m3_to_f32(codes[k]));
 }
 
-TEST(Gptq, MeetsEarlierErrors) {
-  Fixture f(300);
-  // Inputs as a layer before would spoil them; the moved weights give the original outputs on them more closely.
-  std::vector<float> spoiled = f.x;
-  const std::vector<float> noise = random_floats(spoiled.size(), 9, 0.3f);
-  for (size_t i = 0; i < spoiled.size(); ++i) spoiled[i] = 0.9f * spoiled[i] + noise[i];
-  Moments m(f.n, true, true);
-  m.add(*f.ops, view(spoiled, f.rows, f.n), nullptr, view(f.x, f.rows, f.n));
-  std::vector<float> moved = f.w;
-  ErrorFeedback(*f.ops, f.pool, m, {}).meet_earlier_errors(moved, f.out);
-  const auto distance = [&](const std::vector<float>& weights) {
-    double sum = 0.0;
-    for (int o = 0; o < f.out; ++o)
-      for (int t = 0; t < f.rows; ++t) {
-        double d = 0.0;
-        for (int k = 0; k < f.n; ++k) {
-          const auto at = static_cast<size_t>(t * f.n + k), to = static_cast<size_t>(o * f.n + k);
-          d += static_cast<double>(f.x[at]) * f.w[to] - static_cast<double>(spoiled[at]) * weights[to];
-        }
-        sum += d * d;
-      }
-    return sum;
-  };
-  EXPECT_LT(distance(moved), 0.6 * distance(f.w));
-  // Nothing spoiled, nothing moved.
-  std::vector<float> still = f.w;
-  ErrorFeedback(*f.ops, f.pool, f.moments, {}).meet_earlier_errors(still, f.out);
-  for (size_t i = 0; i < still.size(); ++i) EXPECT_NEAR(still[i], f.w[i], 1e-6f);
-}
-
-// Rows of zeros say nothing, but there are enough of them that G is summed: the two ways to move weights agree.
-TEST(Gptq, FewRowsAndManyMoveWeightsAlike) {
-  constexpr int kColumns = 300, kRows = 90;
-  Fixture f(kColumns);
-  std::vector<float> spoiled = f.x;
-  const std::vector<float> noise = random_floats(spoiled.size(), 9, 0.3f);
-  for (size_t i = 0; i < spoiled.size(); ++i) spoiled[i] = i < size_t{kRows} * kColumns ? 0.9f * spoiled[i] + noise[i] : 0.0f;
-  std::vector<float> original = f.x;
-  std::fill(original.begin() + ptrdiff_t{kRows} * kColumns, original.end(), 0.0f);
-  const auto moved = [&](int rows) {
-    Moments m(kColumns, true, true);
-    m.add(*f.ops, view(spoiled, f.rows, kColumns).rows(0, rows), nullptr, view(original, f.rows, kColumns).rows(0, rows));
-    EXPECT_EQ(m.keeps_rows(), rows == kRows);
-    std::vector<float> w = f.w;
-    ErrorFeedback(*f.ops, f.pool, m, {}, false).meet_earlier_errors(w, f.out);
-    return w;
-  };
-  const std::vector<float> few = moved(kRows), many = moved(f.rows);
-  double change = 0.0, difference = 0.0;
-  for (size_t i = 0; i < few.size(); ++i) {
-    change += static_cast<double>(few[i] - f.w[i]) * (few[i] - f.w[i]);
-    difference += static_cast<double>(few[i] - many[i]) * (few[i] - many[i]);
-  }
-  EXPECT_GT(change, 0.0);
-  EXPECT_LT(difference, 1e-6 * change);
-}
-
 TEST(Awq, ScalesAreSaneWithDeadAndHugeChannels) {
   Fixture f;
   std::vector<float> x = f.x;
