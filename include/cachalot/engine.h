@@ -58,6 +58,7 @@ struct TokenEvent {
   bool is_end_token = false;                 // the token ends the text and is not part of it
   FinishReason finish = FinishReason::none;  // not none: this is the request's last event
   std::string error;                         // when finish is error: what went wrong
+  bool request_at_fault = false;             // the error lies in what the request asked for, not in the engine
   RequestUsage usage;
   // With the first token, when Request::prompt_logprobs >= 0: one entry per prompt token but the first, each headed by the token itself.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;

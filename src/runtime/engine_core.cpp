@@ -336,11 +336,15 @@ void EngineCore::take_row(Live& live, int position, Sampled sampled, double now)
 void EngineCore::take_token(Live& live, Sampled sampled, double now) {
   TokenEvent event{.token = sampled.token, .logprob = sampled.logprob, .top = std::move(sampled.top)};
   if (sampled.token < 0) {
-    event.error = "the logits are not finite";
-    if (live.request.constraint && forbids_all({}, live.request.constraint->allowed()))
+    event.request_at_fault = true;
+    if (live.request.constraint && forbids_all({}, live.request.constraint->allowed())) {
       event.error = "the request's constraint allows no token next";
-    else if (live.request.constraint && forbids_all(live.request.sampling.bias, live.request.constraint->allowed()))
+    } else if (live.request.constraint && forbids_all(live.request.sampling.bias, live.request.constraint->allowed())) {
       event.error = "the request's logit_bias forbids every token that its constraint allows next";
+    } else {
+      event.error = "the logits are not finite";
+      event.request_at_fault = false;
+    }
     return end(live, std::move(event), FinishReason::error, now);
   }
   if (live.request.constraint) {

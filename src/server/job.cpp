@@ -121,7 +121,7 @@ void Job::on_event(int index, const TokenEvent& event) {
   delta_.clear();
   if (event.token >= 0) take_token(choice, event);
   if (!choice.done && event.finish == FinishReason::error) {
-    fail(ApiError(500, event.error.empty() ? "the engine failed" : event.error));
+    fail(ApiError(event.request_at_fault ? 400 : 500, event.error.empty() ? "the engine failed" : event.error));
     return;
   }
   if (!choice.done && event.finish == FinishReason::timeout) {

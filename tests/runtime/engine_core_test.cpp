@@ -154,6 +154,7 @@ TEST(EngineCore, ABiasThatForbidsWhatTheConstraintAllowsIsNamed) {
   rig.run();
   EXPECT_EQ(rig.last(id).finish, FinishReason::error);
   EXPECT_NE(rig.last(id).error.find("logit_bias"), std::string::npos) << rig.last(id).error;
+  EXPECT_TRUE(rig.last(id).request_at_fault);
 }
 
 TEST(EngineCore, LogitsThatAreNotFiniteEndOneRequest) {

@@ -96,5 +96,14 @@ TEST(Structured, WishesThatCannotBeHonouredAreRefused) {
   }
 }
 
+TEST(Structured, ARequestThatTurnsOutImpossibleIsTheRequestsFault) {
+  FixtureOptions options;
+  options.engine.script = [](const Request&, int i) { return i < 3 ? 'a' + i : kImpossible; };
+  const ServerFixture fixture(std::move(options));
+  const HttpAnswer answer = fixture.chat(R"("max_tokens":20)");
+  EXPECT_EQ(answer.status, 400) << answer.body;
+  EXPECT_EQ(json::parse(answer.body)["error"]["type"], "invalid_request_error");
+}
+
 }  // namespace
 }  // namespace cachalot::test

@@ -152,7 +152,12 @@ void StubEngine::step(std::unique_lock<std::mutex>& lock) {
       ++r->n_output;
       const int room = options_.info.max_context - static_cast<int>(request.prompt.size());
       const int most = request.max_tokens < 0 ? room : std::min(request.max_tokens, room);
-      if (token < 0)
+      if (token == kImpossible) {
+        event.token = -1;
+        event.finish = FinishReason::error;
+        event.error = "the request allows no token next";
+        event.request_at_fault = true;
+      } else if (token < 0)
         event.finish = FinishReason::stop;
       else if (r->n_output >= most)
         event.finish = FinishReason::length;

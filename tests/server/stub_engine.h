@@ -14,12 +14,14 @@
 
 namespace cachalot::test {
 
+constexpr int kImpossible = -2;  // as a scripted token: the request turns out to ask for what cannot be
+
 struct StubOptions {
   EngineInfo info{.model = "stub", .vocab = 512, .max_context = 4096, .max_requests = 64, .eos_ids = {}};
   int max_waiting = 1024;                    // of each class
   std::chrono::microseconds step_period{0};  // 0: as fast as it goes
   bool held = false;                         // no step until release()
-  // The i-th token of the answer to a request, or -1 where it ends.
+  // The i-th token of the answer to a request, -1 where it ends, or kImpossible.
   std::function<int(const Request&, int i)> script = [](const Request&, int i) { return i < 8 ? 'a' + i : -1; };
 };
 
