@@ -128,6 +128,7 @@ class CudaOps final : public Ops {
   bool multiply_fp8(const GemmArgs& args, View x);
   // x into its blocked form, then the product on wgmma.
   void launch_blocked(GemmArgs args, const char* op);
+  void launch_wgmma(const GemmArgs& args, const char* op);
   void multiply_halves(const GemmArgs& args, const CudaPacked& packed, View x);
   static GemmArgs output_of(View y, int col);
   static void set_output(GemmArgs& args, View y, int col);

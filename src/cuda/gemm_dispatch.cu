@@ -43,7 +43,7 @@ namespace {
 // A lane per 16 bytes of the result: 8 lanes write a line, and their reads of four words each meet in the same line of x, which is 64
 // columns of a row, put in the places of permuted_column. blockIdx.x: tile (z: head), blockIdx.y: 16 rows.
 constexpr int kBlockRowsThreads = 256;
-__global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* to, bool q6) {
+__global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* to, ColumnOrder order) {
   pdl_trigger();
   pdl_wait();
   int begin = static_cast<int>(blockIdx.x) * a.tile_rows, count = 0;
@@ -54,10 +54,10 @@ __global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __g
   } else {
     count = min(a.tile_rows, a.n_rows - begin);
   }
-  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, unit = lane & 7, j = unit & 3;
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, unit = lane & 7;
   const int n_chunks = a.w.cols / kRecordCols, first = static_cast<int>(blockIdx.y) * 16;
   const int64_t tile_at = static_cast<int64_t>(blockIdx.z * gridDim.x + blockIdx.x) * n_chunks;
-  const int word = (unit >> 2) * 16 + (q6 ? (j >> 1) * 8 + (j & 1) : j), step = q6 ? 2 : 4;
+  const int word = (unit >> 2) * 16 + permuted_word(order, unit & 3), step = permuted_step(order);
   for (int r = first + (lane >> 3); r < min(first + 16, count); r += 4) {
     int row = list != nullptr ? list[begin + r] : begin + r;
     if (a.x_by_token) row /= a.moe.top_k;
@@ -92,8 +92,7 @@ cudaError_t launch_block_rows(const GemmArgs& a, void* to, cudaStream_t stream) 
   const int heads = a.rowing == Rowing::heads ? a.n_heads : 1;
   const dim3 grid(static_cast<unsigned>(wgmma_tiles(a, a.tile_rows) / heads), static_cast<unsigned>(a.tile_rows / 16),
                   static_cast<unsigned>(heads));
-  return launch(block_rows_kernel, grid, kBlockRowsThreads, 0, stream, a, static_cast<uint8_t*>(to),
-                column_order(a.w.tile) == ColumnOrder::q6);
+  return launch(block_rows_kernel, grid, kBlockRowsThreads, 0, stream, a, static_cast<uint8_t*>(to), column_order(a.w.tile, goes_wide(a)));
 }
 
 cudaError_t launch_gemm_wgmma(const GemmArgs& a, cudaStream_t stream) {

@@ -4,6 +4,7 @@
 // its successor's weights are converted.
 #pragma once
 
+#include "cuda/column_order.cuh"
 #include "cuda/formats.cuh"
 #include "cuda/kernels.h"
 #include "cuda/wgmma.cuh"
@@ -21,13 +22,6 @@ template <int kIndex>
 struct Slot {
   static constexpr int value = kIndex;
 };
-
-// Where column k of an activation lies for records of each order.
-__device__ __forceinline__ int permuted_column(bool q6, int k) {
-  const int i = k & 1;
-  if (q6) return (k & ~15) | ((k >> 1 & 1) << 3) | ((k >> 2 & 3) << 1) | i;
-  return (k & ~31) | ((k >> 2 & 1) << 4) | ((k >> 1 & 1) << 3) | ((k >> 3 & 3) << 1) | i;
-}
 
 // Blocks per multiprocessor that the registers must allow. Converting weights is a chain of short latencies: it wants many warps.
 constexpr int wgmma_blocks(Tile tile, int columns) {
@@ -144,8 +138,7 @@ __global__ __launch_bounds__(256, wgmma_blocks(kTile, kN)) void wgmma_kernel(con
   const int64_t y_unit = a.y_is_f32 ? 4 : 2;
   if (a.y_order != ColumnOrder::plain && a.swiglu && a.bias == nullptr && first + 64 <= a.w.out) {
     // 16 bytes per thread, the places of permuted_column: words `word`, `word` + `step`, ... of half of the 64 columns.
-    const bool q6 = a.y_order == ColumnOrder::q6;
-    const int unit = thread & 7, j = unit & 3, word = q6 ? (j >> 1) * 8 + (j & 1) : j, step = q6 ? 2 : 4;
+    const int unit = thread & 7, word = permuted_word(a.y_order, unit & 3), step = permuted_step(a.y_order);
     uint8_t* y = static_cast<uint8_t*>(a.y) + (static_cast<int64_t>(x_tile) * a.y_chunks + block) * (kN * 128);
     for (int row = thread >> 3; row < count; row += 32) {
       const float* from = out + row * Shape::kOutPitch + (unit >> 2) * 32 + 2 * word;
@@ -184,7 +177,7 @@ __global__ __launch_bounds__(256, wgmma_blocks(kTile, kN)) void wgmma_kernel(con
     if (a.swiglu) v = v / (1.0f + __expf(-v)) * out[row * Shape::kOutPitch + 64 + col];
     if (a.bias != nullptr) v += a.bias[to];
     if (a.y_order != ColumnOrder::plain) {
-      const int at = permuted_column(a.y_order == ColumnOrder::q6, to & 63);
+      const int at = permuted_column(a.y_order, to & 63);
       const int64_t piece = static_cast<int64_t>(x_tile) * a.y_chunks + (to >> 6);
       static_cast<bf16*>(a.y)[(piece * kN + row) * 64 + ((((at >> 3) ^ (row & 7)) << 3) | (at & 7))] = from_f32<bf16>(v);
       continue;

@@ -77,8 +77,13 @@ enum class Rowing : uint8_t {
 };
 // Activations as the kernels on wgmma want them, for weights of one tile form: [tile][cols / 64][tile_rows][64], each piece of
 // tile_rows x 128 bytes as it will lie in shared memory (128-byte swizzle), columns in the order of the records.
-enum class ColumnOrder : uint8_t { plain, records, q6 };
-constexpr ColumnOrder column_order(Tile tile) { return tile == Tile::q6g16 ? ColumnOrder::q6 : ColumnOrder::records; }
+// For the kernel that reads weights in bf16 as they lie, in their own order.
+enum class ColumnOrder : uint8_t { plain, records, q6, own };
+// Experts in bf16 with so many rows per tile that both operands of wgmma are worth bringing to shared memory (moe_wide.cu).
+constexpr bool is_wide(Tile tile, int tile_rows) { return tile == Tile::bf16 && tile_rows >= 64; }
+constexpr ColumnOrder column_order(Tile tile, bool wide) {
+  return wide ? ColumnOrder::own : tile == Tile::q6g16 ? ColumnOrder::q6 : ColumnOrder::records;
+}
 struct GemmArgs {
   Segment w;                      // rows [row_begin, ...) of y; with swiglu, gate rows
   const uint8_t* w_up = nullptr;  // swiglu: the up rows, in the same form
@@ -122,6 +127,9 @@ int wgmma_rows(const GemmArgs& args);
 int wgmma_tiles(const GemmArgs& args, int rows);
 cudaError_t launch_block_rows(const GemmArgs& args, void* to, cudaStream_t stream);
 cudaError_t launch_gemm_wgmma(const GemmArgs& args, cudaStream_t stream);
+// The same for products that goes_wide() holds for, without bias and beta.
+cudaError_t launch_moe_wide(const GemmArgs& args, int n_multiprocessors, cudaStream_t stream);
+inline bool goes_wide(const GemmArgs& args) { return args.rowing == Rowing::moe_tiles && is_wide(args.w.tile, args.moe.tile); }
 // Any rows, f32 arithmetic, weights f32 or bf16: the slow and exact form.
 cudaError_t launch_gemm_simt(const GemmArgs& args, cudaStream_t stream);
 

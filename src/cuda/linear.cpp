@@ -94,7 +94,11 @@ void CudaOps::launch_blocked(GemmArgs args, const char* op) {
   const View x = temp(DType::bf16, wgmma_tiles(args, args.tile_rows) * args.tile_rows, args.w.cols);
   done(launch_block_rows(args, x.data, stream_), op);
   args.x = x.data;
-  done(launch_gemm_wgmma(args, stream_), op);
+  launch_wgmma(args, op);
+}
+
+void CudaOps::launch_wgmma(const GemmArgs& args, const char* op) {
+  done(goes_wide(args) ? launch_moe_wide(args, n_multiprocessors_, stream_) : launch_gemm_wgmma(args, stream_), op);
 }
 
 void CudaOps::multiply_halves(const GemmArgs& common, const CudaPacked& packed, View x) {

@@ -80,7 +80,7 @@ void CudaOps::launch_grouped(GemmArgs args) {
   if (args.moe.streamed) return done(launch_gemm_stream(args, stream_), "moe");
   if (!hopper_) return done(launch_gemm_tile(args, stream_), "moe");
   if (args.tile_rows == 0) return launch_blocked(args, "moe");
-  done(launch_gemm_wgmma(args, stream_), "moe");  // the product before has left x in its blocked form
+  launch_wgmma(args, "moe");  // the product before has left x in its blocked form
 }
 
 // All segments of a stack, for the pairs of `common`.
@@ -282,7 +282,7 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
     up.first_matrix = experts.gate_up.first;
     joined = has_shared && join_shared_up(experts, hs, up);
     if (blocked) {
-      up.y_order = column_order(down_form.tile);
+      up.y_order = column_order(down_form.tile, is_wide(down_form.tile, common.moe.tile));
       up.y_chunks = down_form.cols / kRecordCols;
       down.tile_rows = common.moe.tile;
     }

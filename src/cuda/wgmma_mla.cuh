@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t wgmma_operand_by_rows(const void* at) {
                  "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),      \
                  "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                                                                        \
                : "l"(a), "l"(b), "r"(add))
-#define CACHALOT_WGMMA_VALUES(types)                                                                                                       \
+#define CACHALOT_WGMMA_256(types, by_rows)                                                                                                 \
   asm volatile(                                                                                                                            \
       "wgmma.mma_async.sync.aligned.m64n256k16.f32." types                                                                                 \
       " "                                                                                                                                  \
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint64_t wgmma_operand_by_rows(const void* at) {
       "%90, %91, %92, %93, %94, %95, "                                                                                                     \
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "   \
       "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "                                                                      \
-      "%128, %129, 1, 1, 1, 0, 1;"                                                                                                         \
+      "%128, %129, 1, 1, 1, 0, " by_rows ";"                                                                                               \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),            \
         "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),  \
         "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),  \
@@ -71,11 +71,13 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[32], uint64_t a, uint64_
 template <bool kHalf>
 __device__ __forceinline__ void wgmma_values(float (&d)[128], uint64_t a, uint64_t b) {
   if constexpr (kHalf)
-    CACHALOT_WGMMA_VALUES("f16.f16");
+    CACHALOT_WGMMA_256("f16.f16", "1");
   else
-    CACHALOT_WGMMA_VALUES("bf16.bf16");
+    CACHALOT_WGMMA_256("bf16.bf16", "1");
 }
+// d += a b^T: 64 rows x 256 rows of b, 16 columns of both.
+__device__ __forceinline__ void wgmma_rows256(float (&d)[128], uint64_t a, uint64_t b) { CACHALOT_WGMMA_256("bf16.bf16", "0"); }
 #undef CACHALOT_WGMMA_SCORES
-#undef CACHALOT_WGMMA_VALUES
+#undef CACHALOT_WGMMA_256
 
 }  // namespace cachalot::cuda

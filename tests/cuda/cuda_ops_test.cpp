@@ -28,6 +28,19 @@ std::vector<OpCase> large_cases() {
                                 .shared_inner = 512,
                                 .rows = rows}));
   }
+  // Many rows of experts in bf16, alone and beside another form, whose columns lie in another order; widths that no tile divides.
+  for (const auto& [up, down] : {std::pair{Format::bf16, Format::bf16}, {Format::bf16, Format::q8_0}, {Format::q8_0, Format::bf16}})
+    for (const int rows : {100, 300, 700})
+      cases.push_back(moe_case({.label = "wide",
+                                .gate_up = up,
+                                .down = down,
+                                .shared = Format::bf16,
+                                .n_experts = 8,
+                                .top_k = 3,
+                                .hidden = 288,
+                                .inner = 352,
+                                .shared_inner = 512,
+                                .rows = rows}));
   // One row: more columns than a stage holds, uneven shares of the work, and no shared expert. int4 in groups of 128, and of 64.
   struct OneRow {
     Format format;
