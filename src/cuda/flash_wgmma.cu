@@ -10,7 +10,7 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kQueries = 128, kKeys = kFlashKeys, kStages = 2, kWorkers = 256, kThreads = kWorkers + 128;
+constexpr int kQueries = 128, kStages = 2, kWorkers = 256, kThreads = kWorkers + 128;
 constexpr int kNope = 128, kV = 128;
 constexpr int kValueBoxes = kV / 64;
 
@@ -25,6 +25,7 @@ struct FlashMaps {
   CUtensorMap q, k, k_rope, v;
 };
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // The blocks' shares of the work: tiles of 128 query rows, those with most keys first.
 struct Item {
   int head = 0, row0 = 0, n_tiles = 0;
@@ -38,11 +39,10 @@ __device__ __forceinline__ Item item_of(const FlashArgs& a, int index) {
   item.row0 = (ceil_div(a.runs.most_q(), kQueries) - 1 - index / a.runs.n) * kQueries;
   if (item.row0 >= item.run.n_q) return item;
   const int seen = item.run.q_position + min(item.row0 + kQueries, item.run.n_q) - item.run.kv_position;  // by the last row
-  item.n_tiles = ceil_div(max(min(item.run.n_keys, seen), 0), kKeys);
+  item.n_tiles = ceil_div(max(min(item.run.n_keys, seen), 0), kFlashKeys);
   return item;
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A ring of stages as one side sees it.
 struct Turn {
   int stage = 0;
@@ -100,7 +100,7 @@ __global__ __launch_bounds__(kThreads, 1) void flash_wgmma_kernel(const __grid_c
       for (int b = 0; b < S::kKeyBoxes; ++b)
         copy_box(query + b * kFlashBoxBytes, maps.q, item.head * S::kK + 64 * b, item.run.q_begin + item.row0, &query_full);
       for (int tile = 0; tile < item.n_tiles; ++tile, turn.next()) {
-        const int row = item.run.kv_begin + tile * kKeys;
+        const int row = item.run.kv_begin + tile * kFlashKeys;
         uint8_t* k_stage = keys + turn.stage * S::kKeyBytes;
         barrier_wait(&key_empty[turn.stage], turn.phase ^ 1);
         barrier_expect(&key_full[turn.stage], S::kKeyBytes);
@@ -151,13 +151,13 @@ __global__ __launch_bounds__(kThreads, 1) void flash_wgmma_kernel(const __grid_c
     const auto ask_values = [&] {
       const uint8_t* stage = values + value_turn.stage * S::kValueBytes;
 #pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i) wgmma_flash_values(acc, p[i], wgmma_values_operand(stage + i * 16 * 128));
+      for (int i = 0; i < kFlashKeys / 16; ++i) wgmma_flash_values(acc, p[i], wgmma_values_operand(stage + i * 16 * 128));
       wgmma_commit();
     };
     // s: from scores to weights, which are added to `sum`; keep: what earlier sums and values are to be multiplied by.
     const auto soften = [&](int tile) {
-      const int key0 = tile * kKeys;
-      if (key0 + kKeys - 1 > all_see) {
+      const int key0 = tile * kFlashKeys;
+      if (key0 + kFlashKeys - 1 > all_see) {
 #pragma unroll
         for (int i = 0; i < 64; ++i)
           if (key0 + (i >> 2) * 8 + 2 * c + (i & 1) > last_key[i >> 1 & 1]) s[i] = -INFINITY;

@@ -1,5 +1,6 @@
 // CudaOps: routing and the mixture of experts. Which expert gets how many rows stays on the device: grids are sized by bounds.
 #include <algorithm>
+#include <initializer_list>
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
@@ -22,6 +23,15 @@ int tile_rows(int n_pairs, int n_experts, Tile weights, bool hopper, bool& strea
   if (stream) return each <= 4 ? 8 : each <= 10 ? 16 : 32;
   if (hopper && each <= 24) return 32;
   return each <= 64 ? 64 : 128;
+}
+
+// Of codes of 4 bits alone there may be so many rows per block that converting them, which costs as much as multiplying, counts half.
+constexpr int kMostTileRows = 256, kManyPairs = 384;
+bool all_four_bits(std::initializer_list<const CudaPacked*> stacks) {
+  for (const CudaPacked* stack : stacks)
+    for (const Segment& segment : stack->segments)
+      if (tile_info(segment.tile).code_bits != 4) return false;
+  return true;
 }
 
 RouteArgs route_args(View logits, View bias, const Router& router, const Routing& out) {
@@ -99,10 +109,11 @@ void CudaOps::grouped(const Linear& w, const GemmArgs& common, View y) {
 }
 
 // The tiles of the pairs, made on the device; few pairs need none.
-void CudaOps::plan_moe(MoePlan& plan, Tile weights) {
+void CudaOps::plan_moe(MoePlan& plan, Tile weights, bool four_bits) {
   if (options_.activation == DType::f32 || plan.n_pairs <= kInlinePairs) return;
   plan.clusters = hopper_;
   plan.tile = tile_rows(plan.n_pairs, plan.n_experts, weights, hopper_, plan.streamed);
+  if (hopper_ && four_bits && plan.n_pairs / plan.n_experts > kManyPairs) plan.tile = kMostTileRows;
   plan.max_tiles = std::min(plan.n_experts, plan.n_pairs) + plan.n_pairs / plan.tile;
   plan.order = static_cast<int*>(temp(DType::i32, 1, plan.n_pairs).data);
   plan.tiles = static_cast<int3*>(temp(DType::i32, plan.max_tiles, 3).data);
@@ -205,7 +216,7 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   bool streamed = false;
   if (tile_rows(n_pairs, plan.n_experts, tile, hopper_, streamed) != kFewRows || !streamed) return false;
   const size_t mark = temp_mark();
-  plan_moe(plan, tile);
+  plan_moe(plan, tile, true);
   const auto whole = [&](int rows, int cols) {
     return WholeRows{static_cast<uint8_t*>(temp(DType::u8, rows, 2 * cols).data),
                      static_cast<float2*>(temp(DType::f32, rows, 2 * (cols / kWholeGroup)).data)};
@@ -255,7 +266,7 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   common.moe.n_pairs = n_pairs;
   common.moe.top_k = top_k;
   common.moe.n_experts = experts.gate_up.n_matrices;
-  plan_moe(common.moe, packed_of(experts.gate_up).segments[0].tile);
+  plan_moe(common.moe, packed_of(experts.gate_up).segments[0].tile, all_four_bits({&packed_of(experts.gate_up), &packed_of(experts.down)}));
   common.rowing = common.moe.tile > 0 ? Rowing::moe_tiles : Rowing::moe_inline;
 
   GemmArgs up = common, down = common;

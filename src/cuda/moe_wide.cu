@@ -15,8 +15,7 @@ constexpr int kBoxBytes = kBoxRows * 128;
 template <int kRows>
 struct WideShape {
   static constexpr int kStages = kRows == 128 ? 4 : 5, kXBytes = kRows * 128, kStageBytes = kXBytes + kBoxes * kBoxBytes;
-  static constexpr int kBytes = kStages * kStageBytes + 1024;                // 1024: alignment
-  static constexpr int kPieces = kRows == 128 ? 2 : 1, kAcc = kPieces * 64;  // of 128 rows of W per warpgroup
+  static constexpr int kBytes = kStages * kStageBytes + 1024;  // 1024: alignment
 };
 
 // Boxes of gates and ups take turns, so that a thread has a column's gate and up in registers of its own.
@@ -34,7 +33,7 @@ template <int kRows, bool kSwiglu>
 __global__ __launch_bounds__(kThreads, 1) void wide_kernel(const __grid_constant__ GemmArgs a, const __grid_constant__ WideMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using S = WideShape<kRows>;
-  constexpr int kOut = kSwiglu ? kOutRows / 2 : kOutRows;
+  constexpr int kOut = kSwiglu ? kOutRows / 2 : kOutRows, kPieces = kRows / 64, kAcc = 64 * kPieces;
   extern __shared__ uint8_t raw[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   uint8_t* stages = raw + (1024 - (shared_address(raw) & 1023u)) % 1024;  // [stages][x, then 4 boxes of W]
@@ -89,9 +88,9 @@ __global__ __launch_bounds__(kThreads, 1) void wide_kernel(const __grid_constant
     const int index = item / n_blocks, first = item % n_blocks * kOut;
     const int3 tile = a.moe.tiles[index];
     if (tile.z == 0) break;
-    float acc[S::kAcc];
+    float acc[kAcc];
 #pragma unroll
-    for (int i = 0; i < S::kAcc; ++i) acc[i] = 0.0f;
+    for (int i = 0; i < kAcc; ++i) acc[i] = 0.0f;
     wgmma_pin(acc);
     int before = -1;  // the stage that may still be read
     for (int chunk = 0; chunk < n_chunks; ++chunk, next()) {
@@ -122,7 +121,7 @@ __global__ __launch_bounds__(kThreads, 1) void wide_kernel(const __grid_constant
       if (row >= tile.z) continue;
       if constexpr (kSwiglu) {  // blocked, each unit of 8 columns by four lanes
 #pragma unroll
-        for (int piece = 0; piece < S::kPieces; ++piece) {
+        for (int piece = 0; piece < kPieces; ++piece) {
           const int col = first + my_w / 2 + piece * 64;
           if (col >= a.w.out) continue;
           auto* to = static_cast<uint8_t*>(a.y) + (static_cast<int64_t>(index) * a.y_chunks + col / 64) * S::kXBytes + row * 128;
@@ -138,7 +137,7 @@ __global__ __launch_bounds__(kThreads, 1) void wide_kernel(const __grid_constant
       } else {
         const int64_t at = static_cast<int64_t>(a.moe.order[tile.y + row]) * a.y_stride;
 #pragma unroll
-        for (int i = 0; i < S::kAcc / 4; ++i) {
+        for (int i = 0; i < kAcc / 4; ++i) {
           const int col = first + my_w + 8 * i + 2 * c;
           if (col >= a.w.out) continue;
           const float x = acc[4 * i + 2 * h], y = acc[4 * i + 2 * h + 1];

@@ -41,6 +41,20 @@ std::vector<OpCase> large_cases() {
                                 .inner = 352,
                                 .shared_inner = 512,
                                 .rows = rows}));
+  for (const auto& [up, down] : {std::pair{Format::int4_planar, Format::int4_planar},
+                                 {Format::q4_0, Format::q4_0},
+                                 {Format::q4_k, Format::q4_k},
+                                 {Format::q4_k, Format::q6_k}})
+    cases.push_back(moe_case({.label = "many rows",
+                              .gate_up = up,
+                              .down = down,
+                              .shared = up,
+                              .n_experts = 4,
+                              .top_k = 2,
+                              .hidden = 256,
+                              .inner = 256,
+                              .shared_inner = 256,
+                              .rows = 900}));
   // One row: more columns than a stage holds, uneven shares of the work, and no shared expert. int4 in groups of 128, and of 64.
   struct OneRow {
     Format format;
