@@ -157,7 +157,7 @@ class CudaOps final : public Ops {
   bool expert_segments(View x, const Experts& experts, View y, ExpertSegments& s) const;
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
   bool moe_few(View x, const Experts& experts, const Routing& routing, View y);
-  void plan_moe(MoePlan& plan, Tile weights, bool four_bits);
+  void plan_moe(MoePlan& plan, int rows);
   void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);
   bool join_shared_up(const Experts& experts, View hs, GemmArgs& args);

@@ -34,6 +34,12 @@ bool all_four_bits(std::initializer_list<const CudaPacked*> stacks) {
   return true;
 }
 
+// Rows of x per block of the kernels of few rows; measured. 0: too many rows for them.
+int few_rows(int n_pairs, int n_experts) {
+  const int each = n_pairs / n_experts;
+  return each <= 3 ? 8 : each <= 13 ? 16 : each <= 22 ? 32 : 0;
+}
+
 RouteArgs route_args(View logits, View bias, const Router& router, const Routing& out) {
   RouteArgs args;
   args.logits = static_cast<const float*>(logits.data);
@@ -108,12 +114,11 @@ void CudaOps::grouped(const Linear& w, const GemmArgs& common, View y) {
   }
 }
 
-// The tiles of the pairs, made on the device; few pairs need none.
-void CudaOps::plan_moe(MoePlan& plan, Tile weights, bool four_bits) {
-  if (options_.activation == DType::f32 || plan.n_pairs <= kInlinePairs) return;
+// The tiles of the pairs, at most `rows` each, made on the device; few pairs need none.
+void CudaOps::plan_moe(MoePlan& plan, int rows) {
+  if (plan.n_pairs <= kInlinePairs) return;
   plan.clusters = hopper_;
-  plan.tile = tile_rows(plan.n_pairs, plan.n_experts, weights, hopper_, plan.streamed);
-  if (hopper_ && four_bits && plan.n_pairs / plan.n_experts > kManyPairs) plan.tile = kMostTileRows;
+  plan.tile = rows;
   plan.max_tiles = std::min(plan.n_experts, plan.n_pairs) + plan.n_pairs / plan.tile;
   plan.order = static_cast<int*>(temp(DType::i32, 1, plan.n_pairs).data);
   plan.tiles = static_cast<int3*>(temp(DType::i32, plan.max_tiles, 3).data);
@@ -207,38 +212,33 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
     if (!few_supports(args->routed) || (has_shared && !few_supports(args->shared))) return false;
 
   const int n_tokens = x.n_rows(), n_pairs = n_tokens * routing.ids.n_cols();
-  const Tile tile = first.routed.w.tile;
   MoePlan plan;
   plan.ids = static_cast<const int*>(routing.ids.data);
   plan.n_pairs = n_pairs;
   plan.top_k = routing.ids.n_cols();
   plan.n_experts = experts.gate_up.n_matrices;
-  bool streamed = false;
-  if (tile_rows(n_pairs, plan.n_experts, tile, hopper_, streamed) != kFewRows || !streamed) return false;
+  const int tile = few_rows(n_pairs, plan.n_experts);
+  if (tile == 0) return false;
   const size_t mark = temp_mark();
-  plan_moe(plan, tile, true);
+  plan_moe(plan, tile);
   const auto whole = [&](int rows, int cols) {
     return WholeRows{static_cast<uint8_t*>(temp(DType::u8, rows, 2 * cols).data),
-                     static_cast<float2*>(temp(DType::f32, rows, 2 * (cols / kWholeGroup)).data)};
+                     static_cast<float2*>(temp(DType::f32, rows, 2 * whole_groups(cols)).data)};
   };
   first.moe = second.moe = plan;
   first.n_tokens = second.n_tokens = n_tokens;
   first.first_matrix = experts.gate_up.first, second.first_matrix = experts.down.first;
   first.by_token = true;
-  const View h = temp(DType::bf16, n_pairs, second.routed.w.cols), pairs = temp(DType::f32, n_pairs, y.n_cols());
-  const View hs = has_shared ? temp(DType::bf16, n_tokens, second.shared.w.cols) : View{};
-  const View shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
-  const Mat more = has_shared ? mat_of(hs) : Mat{}, added = has_shared ? mat_of(shared) : Mat{};
+  const View pairs = temp(DType::f32, n_pairs, y.n_cols()), shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
   first.routed.x = first.shared.x = whole(n_tokens, x.n_cols());
-  first.routed.y = h.data, first.shared.y = hs.data;
-  second.routed.x = whole(n_pairs, h.n_cols());
-  if (has_shared) second.shared.x = whole(n_tokens, hs.n_cols());
-  second.routed.y = pairs.data, second.shared.y = shared.data;
-  done(launch_whole_rows(mat_of(x), first.routed.x, {}, {}, stream_), "moe");
+  first.routed.h = second.routed.x = whole(n_pairs, second.routed.w.cols);
+  if (has_shared) first.shared.h = second.shared.x = whole(n_tokens, second.shared.w.cols);
+  second.routed.y = static_cast<float*>(pairs.data), second.shared.y = static_cast<float*>(shared.data);
+  done(launch_whole_rows(mat_of(x), first.routed.x, stream_), "moe");
   done(launch_few_gate_up(first, stream_), "moe");
-  done(launch_whole_rows(mat_of(h), second.routed.x, more, second.shared.x, stream_), "moe");
   done(launch_few_down(second, stream_), "moe");
-  done(launch_moe_combine(mat_of(pairs), plan.ids, mat_of(routing.weights), added, mat_of(y), stream_), "moe");
+  done(launch_moe_combine(mat_of(pairs), plan.ids, mat_of(routing.weights), has_shared ? mat_of(shared) : Mat{}, mat_of(y), stream_),
+       "moe");
   temp_release(mark);
   return true;
 }
@@ -266,11 +266,15 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   common.moe.n_pairs = n_pairs;
   common.moe.top_k = top_k;
   common.moe.n_experts = experts.gate_up.n_matrices;
-  plan_moe(common.moe, packed_of(experts.gate_up).segments[0].tile, all_four_bits({&packed_of(experts.gate_up), &packed_of(experts.down)}));
+  const CudaPacked &up_packed = packed_of(experts.gate_up), &down_packed = packed_of(experts.down);
+  if (options_.activation != DType::f32 && n_pairs > kInlinePairs) {
+    int rows = tile_rows(n_pairs, common.moe.n_experts, up_packed.segments[0].tile, hopper_, common.moe.streamed);
+    if (hopper_ && n_pairs / common.moe.n_experts > kManyPairs && all_four_bits({&up_packed, &down_packed})) rows = kMostTileRows;
+    plan_moe(common.moe, rows);
+  }
   common.rowing = common.moe.tile > 0 ? Rowing::moe_tiles : Rowing::moe_inline;
 
   GemmArgs up = common, down = common;
-  const CudaPacked &up_packed = packed_of(experts.gate_up), &down_packed = packed_of(experts.down);
   const Segment& down_form = down_packed.segments[0];
   const bool has_shared = static_cast<bool>(experts.shared_gate_up);
   const View hs = has_shared ? temp(activation(), n_tokens, experts.shared_down.in) : View{};

@@ -1,6 +1,11 @@
 // Experts of few rows each, codes of 4 bits in groups of 128. What limits gemm_stream.cuh there is instructions, half of which open the
-// codes; here x comes as whole numbers and the codes go to the integer tensor cores as they are. A block takes two row tiles of an expert
-// (a gate tile and its up tile, or two neighbours) for up to 8 rows of x; its warps take steps of 128 columns, two records, in turn.
+// codes; here x comes as whole numbers and the codes go to the integer tensor cores as they are. A block takes some row tiles of an expert
+// (gate tiles and their up tiles, or neighbours) for up to 4 kSets rows of x. kSplit warps share a row tile, each every kSplit-th step of
+// 128 columns, which is two records; the next three of a warp's steps are under way to its ring in shared memory, where x lies, too.
+#include <cooperative_groups.h>
+
+#include <algorithm>
+
 #include "cuda/formats.cuh"
 #include "cuda/moe_few.h"
 #include "cuda/whole_numbers.cuh"
@@ -8,47 +13,73 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32, kStepCols = kWholeGroup, kBlocks = 5, kRowsThreads = 256;
+constexpr int kStepCols = kWholeGroup, kRowsThreads = 256;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kBlocks = 3;  // per multiprocessor, by registers and by shared memory
+constexpr TileInfo kInfo = tile_info(Tile::q4g128);
+constexpr int kStepBytes = 2 * kInfo.bytes, kDepth = 4, kRingBytes = kWarps * kDepth * kStepBytes;
+constexpr int kMostShared = 226 * 1024 / kBlocks - 2560;  // of a block, dynamic
+constexpr int kSumPitch = 17;
 
-// What a lane holds of two neighbouring records: codes, and scale and minimum of rows g and g + 8.
-struct Step {
-  static constexpr TileInfo kInfo = tile_info(Tile::q4g128);
-  static constexpr int kBytes = 2 * kInfo.bytes;
-  uint4 codes[2];
-  uint32_t scales[2];
+// Bytes from row to row of x in shared memory: the codes of `window` columns, then all groups. Those of four rows lie in different banks.
+__host__ __device__ constexpr int shared_pitch(int window, int cols) { return 2 * window + whole_groups(cols) * 8 + 16; }
 
-  __device__ __forceinline__ void load(bool there, const uint8_t* from, int lane) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      load_stream(codes[r], from + r * kInfo.bytes + lane * 16, there);
-      load_word(scales[r], from + r * kInfo.bytes + kInfo.scale_at + (lane >> 2) * 4, there);
-    }
-  }
+template <bool kGate, int kSplit, int kSets>
+struct FewShape {
+  static constexpr int kRows = (kGate ? 8 : 16) * kWarps / kSplit, kMost = 4 * kSets;  // of y and of x, per block
+  static constexpr int kCluster = kGate ? kStepCols / kRows : 1;                       // blocks that have a group of h together
+  static_assert(kMost * kSumPitch * 4 <= kDepth * kStepBytes && (!kGate || kMost * kRows / 8 <= kThreads));
 };
 
-// acc += 128 columns of rows g and g + 8 times those of up to 8 rows of x, four of which are a set: lane 4g + c gives bytes of row g / 2 of
-// each set, the high ones where g is even, and gets the sums of row c.
-__device__ __forceinline__ void multiply_step(const Step& w, const uint4 (&x)[2][2], const float2 (&group)[2], bool two,
-                                              float (&acc)[2][2]) {
+#if __CUDA_ARCH__ >= 900
+// Of a step that is `there`: a lane's codes, and by lanes below 4 scales and minima, those of rows 0 .. 7 in the first record and of rows
+// 8 .. 15 in the second. `to` and `from` are at the lane's codes.
+__device__ __forceinline__ void ask_for_step(bool there, uint32_t to, const uint8_t* from, int lane) {
+  const int scales = (lane >> 1) * kInfo.bytes + kInfo.scale_at + (lane & 1) * 16 - lane * 16;
+  asm volatile(
+      "{.reg .pred p, q;\n"
+      "setp.ne.u32 p, %4, 0;\n"
+      "setp.lt.and.u32 q, %5, 4, p;\n"
+      "@p cp.async.cg.shared.global [%0], [%2], 16;\n"
+      "@p cp.async.cg.shared.global [%0+%6], [%2+%6], 16;\n"
+      "@q cp.async.cg.shared.global [%1], [%3], 16;\n"
+      "cp.async.commit_group;}" ::"r"(to),
+      "r"(to + scales), "l"(from), "l"(from + scales), "r"(static_cast<int>(there)), "r"(lane), "n"(kInfo.bytes)
+      : "memory");
+}
+
+// acc += 128 columns of rows g and g + 8 times those of n_sets times four rows of x, `pitch` bytes apart: lane 4g + c reads bytes of row
+// g / 2 of each set (at `x`), the high ones where g is even, and gets the sums of row c, whose sum and scale are at `group`.
+template <int kSets>
+__device__ __forceinline__ void multiply_step(const uint8_t* w, const uint8_t* x, const uint8_t* group, int pitch, int n_sets, int lane,
+                                              float (&acc)[kSets][2]) {
   constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
-  int low[2][4] = {}, high[2][4] = {};  // codes in the upper half of a byte count 16-fold
+  uint32_t a[2][4], b[2][4];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint4 v = w.codes[r];
-    const uint32_t a[4] = {v.x & kLow, v.y & kLow, v.z & kLow, v.w & kLow}, b[4] = {v.x & kHigh, v.y & kHigh, v.z & kHigh, v.w & kHigh};
+    const uint4 v = *reinterpret_cast<const uint4*>(w + r * kInfo.bytes + lane * 16);
+    a[r][0] = v.x & kLow, a[r][1] = v.y & kLow, a[r][2] = v.z & kLow, a[r][3] = v.w & kLow;
+    b[r][0] = v.x & kHigh, b[r][1] = v.y & kHigh, b[r][2] = v.z & kHigh, b[r][3] = v.w & kHigh;
+  }
+  float2 scale[2];
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      if (s == 1 && !two) break;
-      mma_k32(low[s], a, x[s][r].x, x[s][r].y);
-      mma_k32(high[s], b, x[s][r].z, x[s][r].w);
-      if (r == 0) continue;
+  for (int h = 0; h < 2; ++h)
+    scale[h] = half2_of(*reinterpret_cast<const uint32_t*>(w + h * kInfo.bytes + kInfo.scale_at + (lane >> 2) * 4));
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 scale = half2_of(w.scales[h]);
-        const int sum = (low[s][2 * h] * 256 + low[s][2 * h + 1]) * 16 + (high[s][2 * h] * 256 + high[s][2 * h + 1]);
-        acc[s][h] = fmaf(scale.x * group[s].y, static_cast<float>(sum), acc[s][h]);
-        acc[s][h] = fmaf(-scale.y, group[s].x, acc[s][h]);
-      }
+  for (int s = 0; s < kSets; ++s) {
+    if (s >= n_sets) break;
+    int low[4] = {}, high[4] = {};  // codes in the upper half of a byte count 16-fold
+    const float2 of_group = *reinterpret_cast<const float2*>(group + 4 * s * pitch);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint4 v = *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 128 * r);
+      mma_k32(low, a[r], v.x, v.y);
+      mma_k32(high, b[r], v.z, v.w);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int sum = (low[2 * h] * 256 + low[2 * h + 1]) * 16 + (high[2 * h] * 256 + high[2 * h + 1]);
+      acc[s][h] = fmaf(scale[h].x * of_group.y, static_cast<float>(sum), acc[s][h]);
+      acc[s][h] = fmaf(-scale[h].y, of_group.x, acc[s][h]);
     }
   }
 }
@@ -77,19 +108,71 @@ __device__ __forceinline__ int inline_pairs(const MoePlan& plan, int self, int l
   return expert >= 0 && rank % kFewRows == 0 ? min(n - rank, kFewRows) : 0;
 }
 
-template <bool kGate>
+// Gate and up sums of the block's warps into whole numbers of silu(gate) * up; a thread takes eight columns of a row.
+template <typename Shape, int kSplit, typename Sums>
+__device__ __forceinline__ void store_whole_rows(const Sums& sum_of, const int* rows, int count, WholeRows to, int out, int block) {
+  constexpr int kEach = Shape::kRows / 8, kCluster = Shape::kCluster;
+  const int row = static_cast<int>(threadIdx.x) / kEach, unit = static_cast<int>(threadIdx.x) % kEach;
+  float v[8] = {}, sum = 0.0f, largest = 0.0f;
+  if (row < count) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float gate = 0.0f, up = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kSplit; ++k) {
+        const int warp = unit / 2 * kSplit + k, r = unit % 2 * 8 + i;
+        gate += sum_of(warp, row, r), up += sum_of(kWarps / 2 + warp, row, r);
+      }
+      v[i] = __fdividef(gate, 1.0f + __expf(-gate)) * up;
+      sum += v[i];
+      largest = fmaxf(largest, fabsf(v[i]));
+    }
+  }
+  join_parts<kEach>(sum, largest);
+  if constexpr (kCluster > 1) {
+    __shared__ float2 of_rank[kCluster][Shape::kMost];
+    const auto cluster = cooperative_groups::this_cluster();
+    const unsigned rank = cluster.block_rank();
+    if (unit == 0 && row < count)
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r) cluster.map_shared_rank(&of_rank[0][0], r)[rank * Shape::kMost + row] = make_float2(sum, largest);
+    cluster.sync();
+    if (row < count) {
+      sum = largest = 0.0f;
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r) sum += of_rank[r][row].x, largest = fmaxf(largest, of_rank[r][row].y);
+    }
+  }
+  if (row >= count) return;
+  const int i = block * kEach + unit;
+  const WholePart part = whole_part(v, sum, largest);
+  store_whole(to.codes + static_cast<int64_t>(rows[row]) * 2 * out, i, part);
+  if (i % (kStepCols / 8) == 0) to.groups[rows[row] * whole_groups(out) + i / (kStepCols / 8)] = part.group;
+}
+
+#endif
+
+template <bool kGate, int kSplit, int kSets>
 __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_constant__ FewArgs a) {
-  constexpr int kRows = kGate ? 16 : 32;  // of y
-  __shared__ float sums[kWarps][kFewRows][33];
-  __shared__ int lists[kWarps][kFewRows], pairs_of_block[kFewRows];
+#if __CUDA_ARCH__ >= 900
+  using Shape = FewShape<kGate, kSplit, kSets>;
+  constexpr int kMost = Shape::kMost, kRows = Shape::kRows;
+  extern __shared__ __align__(128) uint8_t shared_bytes[];
+  uint8_t* x_rows = shared_bytes + kRingBytes;
+  __shared__ uint64_t x_there;
+  __shared__ int rows_of_y[kMost], lists[kWarps][kFewRows];
   pdl_trigger();
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
+  if (thread == 0) {
+    barrier_init(&x_there, 1);
+    fence_async_proxy();
+  }
   int block = static_cast<int>(blockIdx.x), slot = static_cast<int>(blockIdx.y), matrix = 0, begin = 0, count = 0;
   const bool shared = slot < a.shared_slots;
   const FewProduct p = shared ? a.shared : a.routed;
   if (shared) {
-    begin = slot / a.shared_parts * kFewRows, block += slot % a.shared_parts * static_cast<int>(gridDim.x);
-    count = min(a.n_tokens - begin, kFewRows);
+    begin = slot / a.shared_parts * kMost, block += slot % a.shared_parts * static_cast<int>(gridDim.x);
+    count = min(a.n_tokens - begin, kMost);
   } else if (slot -= a.shared_slots; a.moe.tile > 0) {
     const int* tile = reinterpret_cast<const int*>(a.moe.tiles + slot);
     matrix = a.first_matrix + __ldcg(tile), begin = __ldcg(tile + 1), count = __ldcg(tile + 2);
@@ -99,78 +182,99 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
   }
   if (count <= 0 || block * kRows >= p.w.out) return;
 
-  const int n_steps = p.w.cols / kStepCols;
-  const int64_t row_tile = static_cast<int64_t>(n_steps) * Step::kBytes;
-  const int64_t at = matrix * p.w.matrix_bytes + (kGate ? block : 2 * block) * row_tile + warp * Step::kBytes;
-  const uint8_t* from[2] = {p.w.data + at, kGate ? p.up + at : p.w.data + at + row_tile};
-  Step w[2];
+  const int n_steps = p.w.cols / kStepCols, part = warp % kSplit, place = warp / kSplit;
+  const bool up = kGate && warp >= kWarps / 2;
+  const int tile = block * (kRows / 16) + (up ? place - kWarps / kSplit / 2 : place);
+  const bool works = tile * 16 < p.w.out;
+  const uint8_t* from = (up ? p.up : p.w.data) + matrix * p.w.matrix_bytes + (tile * n_steps + part) * static_cast<int64_t>(kStepBytes);
+  uint8_t* ring = shared_bytes + warp * (kDepth * kStepBytes);
+  const uint32_t to_ring = shared_address(ring) + lane * 16;
+  from += lane * 16;
+  int left = works ? n_steps - part : 0;  // to be asked for
+  const auto ask = [&](int to) {
+    ask_for_step(left > 0, to_ring + to, from, lane);
+    from += kSplit * kStepBytes, left -= kSplit;
+  };
 #pragma unroll
-  for (int r = 0; r < 2; ++r) w[r].load(warp < n_steps, from[r], lane);
-  int pair = begin + min(lane & 7, count - 1);
-  if (!shared) pair = a.moe.tile > 0 ? __ldcg(a.moe.order + pair) : lists[warp][pair];
-  const bool by_token = a.by_token && !shared;
-  const int row = by_token ? static_cast<int>((static_cast<float>(pair) + 0.5f) * a.tokens_per_pair) : pair;
-  const bool two = count > 4;
-  const uint8_t* x_at[2];
-  const float2* group_at[2];
-#pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    const int mine = __shfl_sync(~0u, row, 4 * s + (g >> 1)), result = __shfl_sync(~0u, row, 4 * s + c);
-    x_at[s] = p.x.codes + (mine * 2 * p.w.cols + warp * 2 * kStepCols + (g & 1) * 64 + c * 16);
-    group_at[s] = p.x.groups + (result * n_steps + warp);
+  for (int i = 0; i < kDepth - 1; ++i) ask(i * kStepBytes);
+  __syncthreads();  // the barrier is there
+  const int window = min(a.window, n_steps), pitch = shared_pitch(window * kStepCols, p.w.cols);
+  int row = 0;
+  const auto copy_x = [&](int first) {  // the codes of the steps from `first` on, at first all groups, too; by one warp
+    const int groups = first == 0 ? whole_groups(p.w.cols) : 0, bytes = min(window, n_steps - first) * 2 * kStepCols;
+    if (lane == 0) barrier_expect(&x_there, static_cast<uint32_t>(count * (bytes + groups * 8)));
+    __syncwarp();
+    if (lane >= count) return;
+    uint8_t* to = x_rows + lane * pitch;
+    const uint8_t* codes = p.x.codes + static_cast<int64_t>(row) * 2 * p.w.cols + first * 2 * kStepCols;
+    bulk_copy(to, codes, static_cast<uint32_t>(bytes), &x_there);
+    if (groups > 0) bulk_copy(to + window * 2 * kStepCols, p.x.groups + row * groups, static_cast<uint32_t>(groups * 8), &x_there);
+  };
+  if (warp == 0) {
+    int to = begin + min(lane, count - 1);
+    if (!shared) to = a.moe.tile > 0 ? __ldcg(a.moe.order + to) : lists[0][to];
+    row = a.by_token && !shared ? static_cast<int>((static_cast<float>(to) + 0.5f) * a.tokens_per_pair) : to;
+    if (lane < kMost) rows_of_y[lane] = to;
+    pdl_wait();
+    copy_x(0);
   }
-  if (a.n_tokens > 0) pdl_wait();  // always; within a branch, because the assembler would put it before the loads above
-  float acc[2][2][2] = {};
-  for (int step = warp; step < n_steps; step += kWarps) {
-    uint4 x[2][2];
-    float2 group[2];
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      if (s == 1 && !two) break;
-      x[s][0] = load16(x_at[s]), x[s][1] = load16(x_at[s] + 128);
-      group[s] = *group_at[s];
-      x_at[s] += kWarps * 2 * kStepCols, group_at[s] += kWarps;
+  const uint8_t* x = x_rows + (g >> 1) * pitch + (g & 1) * 64 + c * 16 + part * 2 * kStepCols;
+  const uint8_t* group = x_rows + c * pitch + window * 2 * kStepCols + part * 8;
+  const int n_sets = (count + 3) >> 2;
+  float acc[kSets][2] = {};
+  int step = part, at = 0, free = (kDepth - 1) * kStepBytes;  // where this step is, and where the one before was
+  uint32_t round = 0;
+  for (int first = 0; first < n_steps; first += window, round ^= 1) {
+    if (first > 0) {
+      __syncthreads();
+      if (warp == 0) copy_x(first);
+      x -= window * 2 * kStepCols;
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      multiply_step(w[r], x, group, two, acc[r]);
-      from[r] += kWarps * Step::kBytes;
-      w[r].load(step + kWarps < n_steps, from[r], lane);
-    }
+    barrier_wait(&x_there, round);
+    if (works)
+      for (const int end = min(first + window, n_steps); step < end; step += kSplit) {
+        cp_async_wait<kDepth - 2>();
+        __syncwarp();
+        ask(free);
+        multiply_step<kSets>(ring + at, x, group, pitch, n_sets, lane, acc);
+        x += kSplit * 2 * kStepCols, group += kSplit * 8;
+        free = at, at += kStepBytes;
+        if (at == kDepth * kStepBytes) at = 0;
+      }
   }
+  // The sums go where the warp's ring was.
+  const auto sum_of = [&](int of_warp, int x_row, int r) -> float& {
+    return reinterpret_cast<float*>(shared_bytes + of_warp * (kDepth * kStepBytes))[x_row * kSumPitch + r];
+  };
+  __syncwarp();
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
+  for (int s = 0; s < kSets; ++s)
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) sums[warp][4 * s + c][16 * r + g + 8 * h] = acc[r][s][h];
-  if (thread < kFewRows) pairs_of_block[thread] = pair;
+    for (int h = 0; h < 2; ++h) sum_of(warp, 4 * s + c, g + 8 * h) = acc[s][h];
   __syncthreads();
-  for (int i = thread; i < count * kRows; i += kThreads) {
-    const int r = i % kRows, col = i / kRows;
-    float v = 0.0f, up = 0.0f;
+  if constexpr (kGate) {
+    store_whole_rows<Shape, kSplit>(sum_of, rows_of_y, count, p.h, p.w.out, block);
+  } else {
+    for (int i = thread; i < count * kRows; i += kThreads) {
+      const int r = i % kRows, j = i / kRows;
+      if (block * kRows + r >= p.w.out) continue;
+      float v = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kWarps; ++k) {
-      v += sums[k][col][r];
-      if constexpr (kGate) up += sums[k][col][16 + r];
+      for (int k = 0; k < kSplit; ++k) v += sum_of(r / 16 * kSplit + k, j, r % 16);
+      p.y[static_cast<int64_t>(rows_of_y[j]) * p.w.out + block * kRows + r] = v;
     }
-    const int to = pairs_of_block[col] * p.w.out + block * kRows + r;
-    if constexpr (kGate)
-      static_cast<bf16*>(p.y)[to] = from_f32<bf16>(__fdividef(v, 1.0f + __expf(-v)) * up);
-    else
-      static_cast<float*>(p.y)[to] = v;
   }
+#endif
 }
 
 // A block per row. Others may start once the kernels before this one have ended: theirs is the routing.
-__global__ __launch_bounds__(kRowsThreads) void whole_rows_kernel(Mat x, WholeRows to, Mat more, WholeRows to_more) {
+__global__ __launch_bounds__(kRowsThreads) void whole_rows_kernel(Mat x, WholeRows to) {
   pdl_wait();
   pdl_trigger();
-  int row = static_cast<int>(blockIdx.x);
-  if (row >= x.rows) row -= x.rows, x = more, to = to_more;
+  const int row = static_cast<int>(blockIdx.x);
   const uint4* from = reinterpret_cast<const uint4*>(static_cast<const bf16*>(x.data) + row * x.stride);
   uint8_t* codes = to.codes + static_cast<int64_t>(row) * 2 * x.cols;
-  float2* groups = to.groups + row * (x.cols / kStepCols);
+  float2* groups = to.groups + row * whole_groups(x.cols);
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, n = x.cols / 8, each = kStepCols / 8;
   for (int base = thread - lane; base < n; base += kRowsThreads) {
     const int i = base + lane;
@@ -180,27 +284,47 @@ __global__ __launch_bounds__(kRowsThreads) void whole_rows_kernel(Mat x, WholeRo
   }
 }
 
-template <bool kGate>
-cudaError_t launch_few(FewArgs a, cudaStream_t stream) {
-  constexpr int kRows = kGate ? 16 : 32;
-  const int blocks = a.routed.w.out / kRows;
+template <bool kGate, int kSplit, int kSets>
+cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
+  using Shape = FewShape<kGate, kSplit, kSets>;
+  constexpr auto kKernel = few_kernel<kGate, kSplit, kSets>;
+  const int blocks = ceil_div(a.routed.w.out, Shape::kRows);
   dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.moe.tile > 0 ? a.moe.max_tiles : a.moe.n_pairs));
   a.tokens_per_pair = 1.0f / static_cast<float>(a.moe.top_k);
+  int cols = a.routed.w.cols;
   // The shared expert's blocks come first: its weights do not hang on the routing.
   if (a.shared.w.data != nullptr) {
-    a.shared_parts = ceil_div(a.shared.w.out / kRows, blocks);
-    a.shared_slots = ceil_div(a.n_tokens, kFewRows) * a.shared_parts;
+    a.shared_parts = ceil_div(ceil_div(a.shared.w.out, Shape::kRows), blocks);
+    a.shared_slots = ceil_div(a.n_tokens, Shape::kMost) * a.shared_parts;
     grid.y += static_cast<unsigned>(a.shared_slots);
+    cols = std::max(cols, a.shared.w.cols);
   }
-  return launch(few_kernel<kGate>, grid, kThreads, 0, stream, a);
+  // As many steps of x at once, an even number, as shared memory has room for.
+  const int rows = std::min(Shape::kMost, ceil_div(a.moe.n_pairs, 4) * 4), n_steps = ceil_div(cols / kStepCols, 2) * 2;
+  const int left = (kMostShared - kRingBytes) / rows - shared_pitch(0, cols);
+  a.window = std::min(n_steps, left / (4 * kStepCols) * 2);
+  if (a.window <= 0) return cudaErrorInvalidValue;
+  const int bytes = kRingBytes + rows * shared_pitch(a.window * kStepCols, cols);
+  static const cudaError_t raised = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+  if (raised != cudaSuccess) return raised;
+  return launch_clusters(kKernel, Shape::kCluster, grid, kThreads, static_cast<size_t>(bytes), stream, a);
+}
+template <bool kGate>
+cudaError_t launch_few(const FewArgs& a, cudaStream_t stream) {
+  // Very few rows: more and smaller blocks.
+  if (a.moe.n_pairs <= 24) return launch_shape<kGate, 2, 2>(a, stream);
+  if (a.moe.tile <= 8) return launch_shape<kGate, 1, 2>(a, stream);
+  return a.moe.tile <= 16 ? launch_shape<kGate, 1, 4>(a, stream) : launch_shape<kGate, 1, 8>(a, stream);
 }
 
 }  // namespace
 
-bool few_supports(const FewProduct& p) { return p.w.tile == Tile::q4g128 && p.w.in == p.w.cols && p.w.out % (2 * kRecordRows) == 0; }
+bool few_supports(const FewProduct& p) {
+  return p.w.tile == Tile::q4g128 && p.w.in == p.w.cols && p.w.cols <= kMostFewColumns && p.w.out % kWholeGroup == 0;
+}
 
-cudaError_t launch_whole_rows(Mat x, WholeRows to, Mat more, WholeRows to_more, cudaStream_t stream) {
-  return launch(whole_rows_kernel, dim3(static_cast<unsigned>(x.rows + more.rows)), kRowsThreads, 0, stream, x, to, more, to_more);
+cudaError_t launch_whole_rows(Mat x, WholeRows to, cudaStream_t stream) {
+  return launch(whole_rows_kernel, dim3(static_cast<unsigned>(x.rows)), kRowsThreads, 0, stream, x, to);
 }
 cudaError_t launch_few_gate_up(const FewArgs& args, cudaStream_t stream) { return launch_few<true>(args, stream); }
 cudaError_t launch_few_down(const FewArgs& args, cudaStream_t stream) { return launch_few<false>(args, stream); }

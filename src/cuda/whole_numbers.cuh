@@ -19,29 +19,14 @@ __device__ __forceinline__ void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, u
 }
 
 // Eight columns of x, which are a lane's in a step of a record, as whole numbers of at most 127 * 256: the high and low bytes in the order
-// of its codes (first, first + 4, first + 1, first + 5 for first = 0 and 2), and the sum and 1 / 16 of the scale of their group, whose
-// neighbouring kGroup / 8 lanes call together.
+// of its codes (first, first + 4, first + 1, first + 5 for first = 0 and 2), and the sum and 1 / 16 of the scale of their group.
 struct WholePart {
   uint32_t high[2], low[2];
   float2 group;
 };
-template <int kGroup>
-__device__ __forceinline__ WholePart whole_part(const uint4& v) {
+__device__ __forceinline__ WholePart whole_part(const float (&x)[8], float sum_of_group, float largest_of_group) {
   constexpr float kMost = 127.0f * 256.0f;
-  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
-  float x[8], sum = 0.0f, largest = 0.0f;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    x[j] = __uint_as_float((j & 1) == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xffff0000u);
-    sum += x[j];
-    largest = fmaxf(largest, fabsf(x[j]));
-  }
-#pragma unroll
-  for (int m = 1; m < kGroup / 8; m *= 2) {
-    sum += __shfl_xor_sync(~0u, sum, m);
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
-  }
-  const float inverse = largest > 0.0f ? kMost / largest : 0.0f;
+  const float inverse = largest_of_group > 0.0f ? kMost / largest_of_group : 0.0f;
   int q[8], high[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -51,7 +36,31 @@ __device__ __forceinline__ WholePart whole_part(const uint4& v) {
   const auto bytes = [](const int(&b)[8], int first) {
     return static_cast<uint32_t>((b[first] & 255) | (b[first + 4] & 255) << 8 | (b[first + 1] & 255) << 16 | (b[first + 5] & 255) << 24);
   };
-  return {{bytes(high, 0), bytes(high, 2)}, {bytes(q, 0), bytes(q, 2)}, make_float2(sum, largest * (1.0f / (16.0f * kMost)))};
+  return {
+      {bytes(high, 0), bytes(high, 2)}, {bytes(q, 0), bytes(q, 2)}, make_float2(sum_of_group, largest_of_group * (1.0f / (16.0f * kMost)))};
+}
+// Of `sum` and `largest` of eight columns each, those of the kLanes neighbouring lanes that call together.
+template <int kLanes>
+__device__ __forceinline__ void join_parts(float& sum, float& largest) {
+#pragma unroll
+  for (int m = 1; m < kLanes; m *= 2) {
+    sum += __shfl_xor_sync(~0u, sum, m);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
+  }
+}
+// The same for eight bf16, whose group's neighbouring kGroup / 8 lanes call together.
+template <int kGroup>
+__device__ __forceinline__ WholePart whole_part(const uint4& v) {
+  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+  float x[8], sum = 0.0f, largest = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    x[j] = __uint_as_float((j & 1) == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xffff0000u);
+    sum += x[j];
+    largest = fmaxf(largest, fabsf(x[j]));
+  }
+  join_parts<kGroup / 8>(sum, largest);
+  return whole_part(x, sum, largest);
 }
 // Where they go, for part i (columns 8 i and on) of a row: per chunk of 64 columns 64 high bytes, then 64 low ones, each of the four lanes'
 // words being [step 0, step 1] of first = 0, then of 2.

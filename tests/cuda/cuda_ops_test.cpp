@@ -73,22 +73,23 @@ std::vector<OpCase> large_cases() {
                                 .inner = s.inner,
                                 .shared_inner = shared,
                                 .rows = 1}));
-  // Few rows of 4-bit codes: sorted within the kernel and beforehand, fewer columns than warps, and an expert of more rows than a block
-  // takes.
-  for (const int rows : {2, 10, 18})
+  // Few rows of 4-bit codes: sorted within the kernel and beforehand, each number of rows per block, fewer columns than warps, and an
+  // expert of more rows than a block takes.
+  for (const int rows : {2, 10, 12, 18, 60})
     for (const int shared : {0, 640})
       for (const int all_to : {-1, 3})
-        cases.push_back(moe_case({.label = "few rows",
-                                  .gate_up = Format::int4_planar,
-                                  .down = Format::int4_planar,
-                                  .shared = Format::int4_planar,
-                                  .n_experts = 16,
-                                  .top_k = 6,
-                                  .hidden = 2304,
-                                  .inner = 384,
-                                  .shared_inner = shared,
-                                  .rows = rows,
-                                  .all_to = all_to}));
+        if (rows <= 12 || shared > 0)
+          cases.push_back(moe_case({.label = "few rows",
+                                    .gate_up = Format::int4_planar,
+                                    .down = Format::int4_planar,
+                                    .shared = Format::int4_planar,
+                                    .n_experts = rows == 12 ? 24 : 16,
+                                    .top_k = 6,
+                                    .hidden = 2304,
+                                    .inner = 384,
+                                    .shared_inner = shared,
+                                    .rows = rows,
+                                    .all_to = all_to}));
   cases.push_back(moe_case({.label = "mixed",
                             .gate_up = Format::q4_k,
                             .down = Format::q5_0,
