@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kMostKeyTiles = kTileRows / kTileTokenRows, kMostKeyChunks = kTileRows / kChunk;
 
-// The working memory: keys [chunk of 32 numbers][tile of 16 keys], values [32 numbers][32 keys][2 tiles], the weights of a group, and the
-// queries' last numbers where those are no whole chunk.
+// The working memory: keys [chunk of 32 numbers][tile of 16 keys], values [32 numbers][32 keys][2 tiles], the weights of two groups, and
+// the queries' last numbers where those are no whole chunk.
 struct AttentionScratch {
   uint8_t *keys, *values, *weights, *last_queries;
   int key_chunks, value_blocks;
@@ -19,8 +19,9 @@ struct AttentionScratch {
       : keys(static_cast<uint8_t*>(memory)), key_chunks((k_dim + kChunk - 1) / kChunk), value_blocks(v_dim / kChunk) {
     values = keys + key_chunks * kMostKeyTiles * kTileBytes;
     weights = values + value_blocks * kMostKeyChunks * 2 * kTileBytes;
-    last_queries = weights + kMostKeyChunks * kTileBytes;
+    last_queries = weights + 2 * kMostKeyChunks * kTileBytes;
   }
+  [[nodiscard]] uint8_t* weights_of(int group) const { return weights + group % 2 * kMostKeyChunks * kTileBytes; }
 };
 inline size_t attention_scratch_bytes(int k_dim, int v_dim) {
   const AttentionScratch end(nullptr, k_dim, v_dim);
@@ -108,7 +109,7 @@ inline void turn_weights(const AttentionTile& t, const AttentionScratch& s, int 
     I pairs[16];
     for (int i = 0; i < 16; ++i) pairs[i] = 32 * c + 2 * i < padded_rows ? as_int(load(from + (16 * c + i) * kWidth)) : iset1(0);
     transpose(pairs);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(s.weights + c * kTileBytes + i * kRowBytes, pairs[i]);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(s.weights_of(group) + c * kTileBytes + i * kRowBytes, pairs[i]);
   }
 }
 
@@ -125,8 +126,9 @@ inline void correct_group(const AttentionTile& t, int group) {
 inline void sum_group(const AttentionTile& t, const AttentionScratch& s, int group, int n_chunks, Ahead& ahead) {
   const int64_t stride = static_cast<int64_t>(t.v_dim) * 4;
   float* const out = t.out + static_cast<int64_t>(group) * kWidth * t.v_dim;
-  tile_load<4>(s.weights, kRowBytes);
-  if (n_chunks == 2) tile_load<5>(s.weights + kTileBytes, kRowBytes);
+  const uint8_t* const weights = s.weights_of(group);
+  tile_load<4>(weights, kRowBytes);
+  if (n_chunks == 2) tile_load<5>(weights + kTileBytes, kRowBytes);
   for (int d = 0; d < s.value_blocks; ++d) {
     const uint8_t* const values = s.values + d * kMostKeyChunks * 2 * kTileBytes;
     float* const to = out + d * kChunk;
@@ -153,24 +155,41 @@ inline void sum_group(const AttentionTile& t, const AttentionScratch& s, int gro
   }
 }
 
+// Rows that some query of a group sees, rounded up: those behind them would get weight 0.
+inline int rows_of_group(const AttentionTile& t, int group) {
+  int rows = t.n_rows;
+  if (t.visible != nullptr) {
+    const int n = t.n_queries - group * kWidth;
+    const auto lanes = static_cast<__mmask16>(n < kWidth ? (1u << n) - 1 : 0xffffu);
+    rows = _mm512_mask_reduce_max_epi32(lanes, _mm512_maskz_loadu_epi32(lanes, t.visible + group * kWidth));
+  }
+  return rows < 1 ? kRowMultiple : (rows + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+}
+inline int key_tiles(int rows) {
+  const int tiles = (rows + kTileTokenRows - 1) / kTileTokenRows;
+  return tiles == 3 ? 4 : tiles;
+}
+
 inline void attend_on_tiles(const AttentionTile& t) {
   const TileScope scope(kBf16Shapes);
   const int n_groups = (t.n_queries + kWidth - 1) / kWidth, padded_rows = (t.n_rows + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
-  const int key_tiles = (padded_rows + kTileTokenRows - 1) / kTileTokenRows, n_tiles = key_tiles == 3 ? 4 : key_tiles;
-  const int n_chunks = (padded_rows + kChunk - 1) / kChunk;
   const AttentionScratch s(t.scratch, t.k_dim, t.v_dim);
-  lay_out_keys(t, s, n_tiles);
-  lay_out_values(t, s, n_chunks);
+  lay_out_keys(t, s, key_tiles(padded_rows));
+  lay_out_values(t, s, (padded_rows + kChunk - 1) / kChunk);
   Ahead ahead(t, n_groups * s.value_blocks);
-  score_group(t, s, 0, n_tiles);
+  const auto chunks_of = [&](int group) { return (rows_of_group(t, group) + kChunk - 1) / kChunk; };
+  score_group(t, s, 0, key_tiles(rows_of_group(t, 0)));
   for (int group = 0; group < n_groups; ++group) {
-    // Tiles work on the next group's scores while the vector units turn this one's into weights.
-    if (group + 1 < n_groups) score_group(t, s, group + 1, n_tiles);
-    softmax_group<Bf16Form>(t, group, padded_rows);
-    turn_weights(t, s, group, padded_rows, n_chunks);
+    // Tiles work on the next group's scores while the vector units turn this one's into weights, and on the sums of the one before, whose
+    // weights have reached the cache.
+    if (group + 1 < n_groups) score_group(t, s, group + 1, key_tiles(rows_of_group(t, group + 1)));
+    const int rows = rows_of_group(t, group);
+    softmax_group<Bf16Form>(t, group, rows);
+    turn_weights(t, s, group, rows, chunks_of(group));
     if (!t.first) correct_group(t, group);
-    sum_group(t, s, group, n_chunks, ahead);
+    if (group > 0) sum_group(t, s, group - 1, chunks_of(group - 1), ahead);
   }
+  sum_group(t, s, n_groups - 1, chunks_of(n_groups - 1), ahead);
 }
 
 constexpr AttentionKernels make_tile_attention() {
