@@ -26,7 +26,7 @@ struct Bf16Form {
     v[0] = as_float(_mm512_unpacklo_epi16(first, second));
     v[1] = as_float(_mm512_unpackhi_epi16(first, second));
   }
-  // e^x within 3e-6, for x <= 0; exactly 1 for 0. The maximum keeps NaN, which is its second operand.
+  // e^x within 3e-6 of it, for x below infinity; exactly 1 for 0. The maximum keeps NaN, which is its second operand.
   static F exp_of(F x) {
     const F y = mul(vmax(set1(-200.0f), x), set1(1.44269504f)), n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const F f = sub(y, n);
