@@ -7,6 +7,7 @@
 namespace cachalot::cuda {
 
 // ---- kv_cache.cu ----
+constexpr int kPrologueThreads = 256;  // per row; each turns a pair of the key at most
 struct PrologueArgs {
   Mat q, row;  // see MlaPrologue
   int heads = 0, head_dim = 0, rank = 0, rope_dim = 0;

@@ -11,14 +11,14 @@ __global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __
   __shared__ float shared[33];
   pdl_trigger();
   const int t = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), half = a.rope_dim / 2;
-  const Turn turn(a, t);
+  const RowPlace place(a, t);
   pdl_wait();
   T* q = static_cast<T*>(a.q.data) + t * a.q.stride;
   for (int i = thread; i < a.heads * half; i += kPrologueThreads) {
     T* from = q + i / half * a.head_dim + a.head_dim - a.rope_dim;
-    turn.pair(from, from, i % half);
+    place.turn.pair(from, from, i % half);
   }
-  prologue_row<T, Kv>(a, t, turn, shared);
+  prologue_row<T, Kv>(a, t, place, shared);
 }
 
 template <typename In, typename Out>

@@ -45,14 +45,15 @@ __global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_const
   pdl_trigger();
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), lane = thread & 31;
   if (block >= a.heads * kParts) {
-    const Turn turn(a, 0);
+    const RowPlace place(a, 0);
     pdl_wait();
-    return prologue_row<bf16, Kv>(a, 0, turn, shared);
+    return prologue_row<bf16, Kv>(a, 0, place, shared);
   }
   const int head = block / kParts, row0 = block % kParts * kUkRows + (thread >> 5) * 2 * kUkEach, col = (lane & 15) * 8;
   uint4 w[kUkEach];
 #pragma unroll
   for (int i = 0; i < kUkEach; ++i) w[i] = weights16(uk + (static_cast<int64_t>(head) * kMlaV + row0 + 2 * i + (lane >> 4)) * kNope + col);
+  const Turn turn(a, 0);
   pdl_wait();
   const bf16* q = static_cast<const bf16*>(a.q.data) + head * (kNope + kTail);
   bf16* to = absorbed + head * kMlaK;
@@ -65,7 +66,7 @@ __global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_const
     for (int m = 8; m > 0; m >>= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], m);
     if ((lane & 15) == i) to[row0 + 2 * i + (lane >> 4)] = from_f32<bf16>(sum[i]);
   }
-  if (block % kParts == 0 && thread < kTail / 2) Turn(a, 0).pair(q + kNope, to + kMlaV, thread);
+  if (block % kParts == 0 && thread < kTail / 2) turn.pair(q + kNope, to + kMlaV, thread);
 }
 
 // A block per part of a head's rows of W_UV. The parts of the context are weighted by their shares of the softmax's sum.
@@ -136,9 +137,9 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   if (block >= a.heads * kParts) {
     const int t = block - a.heads * kParts;
-    const Turn turn(a, t);
+    const RowPlace place(a, t);
     pdl_wait();
-    return prologue_row<bf16, Kv>(a, t, turn, reduce);
+    return prologue_row<bf16, Kv>(a, t, place, reduce);
   }
   const int head = block / kParts, part = block % kParts, tile = warp % kUkTiles, half = warp / kUkTiles, g = lane >> 2, c = lane & 3,
             n_rows = a.q.rows, turned = part + kParts * warp;
