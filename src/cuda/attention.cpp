@@ -30,8 +30,8 @@ AttendArgs attend_args(const Attn& attn, View q, View out) {
 PrologueArgs prologue_args(const MlaPrologue& p) {
   const MlaDims& d = p.dims;
   CACHALOT_CHECK(p.q.n_cols() == d.n_heads * (d.nope + d.rope_dim) && p.row.n_cols() == d.kv_rank + d.rope_dim &&
-                 p.rope.dim == d.rope_dim && p.rope.dim <= 2 * kPrologueThreads && p.norm.n_cols() == d.kv_rank && p.kv.layout.v_is_k_prefix &&
-                 p.kv.layout.k_dim == p.row.n_cols() && p.q.dtype == p.row.dtype);
+                 p.rope.dim == d.rope_dim && p.rope.dim <= 2 * kPrologueThreads && p.norm.n_cols() == d.kv_rank &&
+                 p.kv.layout.v_is_k_prefix && p.kv.layout.k_dim == p.row.n_cols() && p.q.dtype == p.row.dtype);
   PrologueArgs a;
   a.q = mat_of(p.q);
   a.row = mat_of(p.row);

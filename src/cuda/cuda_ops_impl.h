@@ -124,6 +124,8 @@ class CudaOps final : public Ops {
   };
   Input input_for(const Segment& segment, View x, int heads, int head_cols);
   void multiply(GemmArgs& args, const Segment& segment, const Linear& w, View x);
+  // Few rows by a matrix of very many, in codes of 4 bits.
+  bool multiply_few(const GemmArgs& args);
   // In fp8 through the library, when that is wanted and the shape fits.
   bool multiply_fp8(const GemmArgs& args, View x);
   // x into its blocked form, then the product on wgmma.

@@ -1,6 +1,7 @@
 // CudaOps: the linear maps. By number of rows: few stream the weights once, many take tensor-core tiles (dense bf16: cuBLASLt).
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
+#include "cuda/linear_few.h"
 
 namespace cachalot::cuda {
 namespace {
@@ -54,6 +55,7 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   args.first_matrix = w.first;
   args.x_is_f32 = x.dtype == DType::f32 && segment.tile == Tile::f32;
   if (segment.tile == Tile::f32) return done(launch_gemm_simt(args, stream_), "linear");
+  if (multiply_few(args)) return;
   if (streams(segment, args.n_rows)) return done(launch_gemm_stream(args, stream_), "linear");
   if (segment.tile == Tile::bf16 && args.rowing == Rowing::dense && !args.swiglu && cublas_ != nullptr && cublas_->multiply(args, stream_))
     return;
@@ -68,6 +70,22 @@ void CudaOps::multiply(GemmArgs& args, const Segment& segment, const Linear& w, 
   }
   if (!hopper_) return done(launch_gemm_tile(args, stream_), "linear");
   launch_blocked(args, "linear");
+}
+
+bool CudaOps::multiply_few(const GemmArgs& args) {
+  if (!hopper_ || args.rowing != Rowing::dense || args.swiglu || args.bias != nullptr || args.beta != 0.0f || !args.y_is_f32) return false;
+  LinearFewArgs few{.w = args.w,
+                    .x = args.x,
+                    .x_stride = args.x_stride,
+                    .y = static_cast<float*>(args.y),
+                    .y_stride = args.y_stride,
+                    .n_rows = args.n_rows,
+                    .n_blocks = n_multiprocessors_,
+                    .most_shared = most_shared_};
+  few.w.data += args.first_matrix * args.w.matrix_bytes;
+  if (!linear_few_supports(few)) return false;
+  done(launch_linear_few(few, stream_), "linear");
+  return true;
 }
 
 bool CudaOps::multiply_fp8(const GemmArgs& args, View x) {

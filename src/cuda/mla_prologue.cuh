@@ -43,8 +43,7 @@ struct RowPlace {
   int slot;
   float norm[kHeld];
   float2 cos_sin = {};
-  __device__ __forceinline__ RowPlace(const PrologueArgs& a, int t)
-      : turn(a, t), slot(a.slots[t]) {
+  __device__ __forceinline__ RowPlace(const PrologueArgs& a, int t) : turn(a, t), slot(a.slots[t]) {
     if (static_cast<int>(threadIdx.x) < turn.half) cos_sin = turn.cos_sin(static_cast<int>(threadIdx.x));
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {

@@ -55,6 +55,9 @@ std::vector<OpCase> large_cases() {
                               .inner = 256,
                               .shared_inner = 256,
                               .rows = 900}));
+  // Few rows by a matrix of very many.
+  for (const int rows : {1, 4, 7, 8})
+    cases.push_back(linear_case({.segments = {{.format = Format::int4_planar, .out = 42256, .in = 512}}, .rows = rows, .f32_out = true}));
   // One row: more columns than a stage holds, uneven shares of the work, and no shared expert. int4 in groups of 128, and of 64.
   struct OneRow {
     Format format;
