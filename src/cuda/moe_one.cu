@@ -39,7 +39,8 @@ struct Shares {
 // Shared memory after the stages: the input of the product; sum and scale of each of its groups; and sums of each warp.
 template <Tile kTile>
 __host__ __device__ inline int vector_bytes(int chunks) {
-  return chunks * (kRecordCols * 2 + (Stage<kTile>::kWhole ? Stage<kTile>::kGroups * 8 : 0));
+  using S = Stage<kTile>;
+  return chunks * kRecordCols * 2 + (S::kWhole ? chunks / S::kUnit * S::kGroups * 8 : 0);
 }
 template <Tile kTile>
 int fixed_bytes(const MoeOneArgs& a) {
@@ -54,18 +55,36 @@ int stages_for(const MoeOneArgs& a) {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// acc += rows g and g + 8 of the record times chunk `chunk` of the input. All 8 columns of the mma are the same row.
+// acc += rows g and g + 8 of the unit of records at chunk `mine` of the stage times chunk `chunk` (and the next) of the input. All 8
+// columns of the mma are the same row.
 template <Tile kTile>
-__device__ __forceinline__ void multiply_record(const Frag<kTile>& w, const uint8_t* vector, const float2* groups, int chunk, int lane,
-                                                float (&acc)[2]) {
+__device__ __forceinline__ void multiply_unit(const uint8_t* stage, int mine, int pitch, const uint8_t* vector, const float2* groups,
+                                              int chunk, int lane, float (&acc)[2]) {
   using S = Stage<kTile>;
-  if constexpr (S::kWhole) {
+  if constexpr (S::kUnit == 2) {
+    const uint8_t* x_at = vector + ((chunk * 2 + ((lane >> 2) & 1)) * 4 + (lane & 3)) * 16;
+    const uint8_t* from = stage + mine * S::kRecord;
+    WholeStep w;
+    uint4 x[1][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      w.codes[r] = *reinterpret_cast<const uint4*>(from + r * S::kRecord + lane * 16);
+      w.scales[r] = *reinterpret_cast<const uint32_t*>(from + r * S::kRecord + WholeStep::kInfo.scale_at + (lane >> 2) * 4);
+      x[0][r] = *reinterpret_cast<const uint4*>(x_at + r * kRecordCols * 2);
+    }
+    const float2 group[1] = {groups[chunk / 2]};
+    float sum[1][2] = {{acc[0], acc[1]}};
+    multiply_step<1>(w, x, group, 1, sum);
+    acc[0] = sum[0][0], acc[1] = sum[0][1];
+  } else if constexpr (S::kWhole) {
+    const Frag<kTile> w = stage_record<kTile>(stage, mine, pitch, lane);
     float2 group[S::kGroups];
 #pragma unroll
     for (int i = 0; i < S::kGroups; ++i) group[i] = groups[chunk * S::kGroups + i];
     multiply_whole<kTile>(w, *reinterpret_cast<const uint4*>(vector + ((chunk * 2 + ((lane >> 2) & 1)) * 4 + (lane & 3)) * 16), group, acc);
   } else {
     static_assert(kTile == Tile::bf16);
+    const Frag<kTile> w = stage_record<kTile>(stage, mine, pitch, lane);
     float part[4] = {};
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -83,16 +102,26 @@ __device__ __forceinline__ void multiply_record(const Frag<kTile>& w, const uint
 template <Tile kTile>
 __device__ __forceinline__ void stage_vector(const void* from, int chunks, uint8_t* to, float2* groups, int thread) {
   using S = Stage<kTile>;
+  constexpr int kAtOnce = 3;  // asked for before the first is used
   const int lane = thread & 31, n = chunks * 8;
-  for (int base = thread - lane; base < n; base += kRingWarps * 32) {
-    const int i = base + lane;
-    const uint4 v = i < n ? __ldcg(static_cast<const uint4*>(from) + i) : make_uint4(0, 0, 0, 0);
-    if constexpr (!S::kWhole) {
-      if (i < n) reinterpret_cast<uint4*>(to)[i] = v;
-    } else {
-      const WholePart part = whole_part<S::kGroup>(v);
-      if (i < n) store_whole(to, i, part);
-      if (i < n && lane % (S::kGroup / 8) == 0) groups[i / (S::kGroup / 8)] = part.group;
+  for (int base = thread - lane; base < n; base += kAtOnce * kRingWarps * 32) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = base + k * kRingWarps * 32 + lane;
+      v[k] = i < n ? __ldcg(static_cast<const uint4*>(from) + i) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = base + k * kRingWarps * 32 + lane;
+      if (i - lane >= n) break;
+      if constexpr (!S::kWhole) {
+        if (i < n) reinterpret_cast<uint4*>(to)[i] = v[k];
+      } else {
+        const WholePart part = whole_part<S::kGroup>(v[k]);
+        if (i < n) store_whole(to, i, part);
+        if (i < n && lane % (S::kGroup / 8) == 0) groups[i / (S::kGroup / 8)] = part.group;
+      }
     }
   }
 }
@@ -241,15 +270,11 @@ __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shar
     float gate[2] = {}, up[2] = {};  // of rows: 16 of each; in bf16 8 gate rows, then 8 up rows
     for (int chunk = 0;;) {
 #pragma unroll
-      for (int i = 0; i < 2 * S::kChunks / kRingWarps / (S::kRows ? 1 : 2); ++i) {
-        const int mine = i * kRingWarps + warp, at = chunk + mine;
+      for (int i = 0; i < 2 * S::kChunks / (kRingWarps * S::kUnit) / (S::kRows ? 1 : 2); ++i) {
+        const int mine = (i * kRingWarps + warp) * S::kUnit, at = chunk + mine;
         if (at >= shares.chunks) break;
-        if constexpr (S::kRows) {
-          multiply_record<kTile>(stage_record<kTile>(stage, mine, S::kWholePitch, lane), rest, groups, at, lane, gate);
-        } else {
-          multiply_record<kTile>(stage_record<kTile>(stage, mine, 0, lane), rest, groups, at, lane, gate);
-          multiply_record<kTile>(stage_record<kTile>(stage + S::kHalf, mine, 0, lane), rest, groups, at, lane, up);
-        }
+        multiply_unit<kTile>(stage, mine, S::kWholePitch, rest, groups, at, lane, gate);
+        if constexpr (!S::kRows) multiply_unit<kTile>(stage + S::kHalf, mine, 0, rest, groups, at, lane, up);
       }
       release();
       chunk += S::kRows ? 2 * S::kChunks : S::kChunks;
@@ -288,10 +313,10 @@ __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shar
     for (int chunk = 0; chunk < shares.down_chunks; chunk += 2 * S::kChunks) {
       const uint8_t* stage = take();
 #pragma unroll
-      for (int i = 0; i < 2 * S::kChunks / kRingWarps; ++i) {
-        const int mine = i * kRingWarps + warp, at = chunk + mine;
+      for (int i = 0; i < 2 * S::kChunks / (kRingWarps * S::kUnit); ++i) {
+        const int mine = (i * kRingWarps + warp) * S::kUnit, at = chunk + mine;
         if (at >= shares.down_chunks) break;
-        multiply_record<kTile>(stage_record<kTile>(stage, mine, S::kWholePitch, lane), rest, groups, at, lane, acc);
+        multiply_unit<kTile>(stage, mine, S::kWholePitch, rest, groups, at, lane, acc);
       }
       release();
     }
@@ -311,9 +336,9 @@ __device__ __forceinline__ void multiply(const MoeOneArgs& a, const Shares& shar
 }
 #endif
 
-// Few registers, so that the kernels before and after have room beside it.
+// As if of 1,024 threads: no more than 64 registers, so that the kernels before and after have room beside it.
 template <Tile kTile>
-__global__ __launch_bounds__(kRingThreads, 1) void moe_one_kernel(const __grid_constant__ MoeOneArgs a, int n_stages) {
+__global__ __launch_bounds__(1024, 1) void moe_one_kernel(const __grid_constant__ MoeOneArgs a, int n_stages) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Meeting meeting;

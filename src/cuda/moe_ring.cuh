@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/formats.cuh"
-#include "cuda/whole_numbers.cuh"
+#include "cuda/whole_step.cuh"
 
 namespace cachalot::cuda {
 
@@ -20,8 +20,12 @@ struct Stage {
   static constexpr int kHalfPitch = kChunks * kRecord + 64, kWholePitch = 2 * kChunks * kRecord + 64;  // of rows
   static constexpr int kHalf = kRows ? kRecordRows * kHalfPitch : kChunks * kRecord;
   static constexpr int kBytes = 2 * kHalf;
-  static constexpr bool kWhole = tile_info(kTile).has_min;  // 4-bit codes: x as whole numbers
-  static constexpr int kGroup = kWhole ? tile_info(kTile).group : kRecordCols, kGroups = kRecordCols / kGroup;  // per chunk
+  static constexpr bool kWhole = tile_info(kTile).has_min;     // 4-bit codes: x as whole numbers
+  static constexpr int kUnit = kTile == Tile::q4g128 ? 2 : 1;  // chunks that a warp takes at once
+  static constexpr int kGroup = kUnit == 2 ? WholeStep::kCols
+                                : kWhole   ? tile_info(kTile).group
+                                           : kRecordCols,
+                       kGroups = kUnit == 2 ? 1 : kRecordCols / kGroup;  // per unit
 };
 
 __host__ __device__ inline int share_of(int n, int block, int blocks) { return (n - block + blocks - 1) / blocks; }
@@ -59,9 +63,6 @@ __device__ __forceinline__ Frag<kTile> stage_record(const uint8_t* stage, int ch
       f.scales = *reinterpret_cast<const uint4*>(s + (lane >> 2) * 16);
     } else if constexpr (kTile == Tile::f8) {
       f.scales.x = *reinterpret_cast<const uint32_t*>(s);
-    } else if constexpr (kTile == Tile::q4g128) {
-      s += scales_from(kTile, chunk) + (lane >> 2) * 4;
-      f.scales.x = *reinterpret_cast<const uint32_t*>(s), f.scales.y = *reinterpret_cast<const uint32_t*>(s + kInfo.bytes);
     } else {
       const uint2 v = *reinterpret_cast<const uint2*>(s + (lane >> 2) * 8);
       f.scales.x = v.x, f.scales.y = v.y;
