@@ -2,6 +2,7 @@
 //   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -369,6 +370,21 @@ void bench_model(const std::string& mix, const std::vector<int>& batches, int co
       const double eager = cuda_seconds(*b.ops, [&] { forward(*b.ops, m, p->batch, p->layers, uniform, logits); });
       std::printf("         the same without a graph: %.3f ms\n", eager * 1e3);
     }
+    // What a caller waits for who has the device idle and needs the result: as in a run, where tokens decide on the next step.
+    const auto graph = b.ops->capture([&] { forward(*b.ops, m, p->batch, p->layers, uniform, logits); });
+    std::vector<double> called, ended;
+    for (int i = 0; i < 9; ++i) {
+      cuda_synchronize(*b.ops);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+      graph->launch();
+      called.push_back(seconds());
+      cuda_synchronize(*b.ops);
+      ended.push_back(seconds());
+    }
+    std::sort(called.begin(), called.end());
+    std::sort(ended.begin(), ended.end());
+    std::printf("         alone, from the call to the end: %.3f ms; the call returns after %.0f us\n", ended[4] * 1e3, called[4] * 1e6);
     b.keep.resize(kept);
   }
   for (const int n : {1, 8}) {
