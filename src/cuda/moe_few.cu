@@ -1,7 +1,7 @@
 // Experts of few rows each, codes of 4 bits in groups of 128. What limits gemm_stream.cuh there is instructions, half of which open the
 // codes; here x comes as whole numbers and the codes go to the integer tensor cores as they are. A block takes some row tiles of an expert
 // (gate tiles and their up tiles, or neighbours) for up to 4 kSets rows of x. kSplit warps share a row tile, each every kSplit-th step of
-// 128 columns, which is two records; the next three of a warp's steps are under way to its ring in shared memory, where x lies, too.
+// 128 columns, which is two records; the next steps of a warp are under way to its ring in shared memory, where x lies, too.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -14,19 +14,20 @@ namespace cachalot::cuda {
 namespace {
 
 constexpr int kStepCols = kWholeGroup, kRowsThreads = 256;
-constexpr int kWarps = 8, kThreads = kWarps * 32, kBlocks = 3;  // per multiprocessor, by registers and by shared memory
+constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr TileInfo kInfo = tile_info(Tile::q4g128);
-constexpr int kStepBytes = 2 * kInfo.bytes, kDepth = 4, kRingBytes = kWarps * kDepth * kStepBytes;
-constexpr int kMostShared = 226 * 1024 / kBlocks - 2560;  // of a block, dynamic
+constexpr int kStepBytes = 2 * kInfo.bytes;
 constexpr int kSumPitch = 17;
 
 // Bytes from row to row of x in shared memory: the codes of `window` columns, then all groups. Those of four rows lie in different banks.
 __host__ __device__ constexpr int shared_pitch(int window, int cols) { return 2 * window + whole_groups(cols) * 8 + 16; }
 
-template <bool kGate, int kSplit, int kSets>
+// kDepth: steps in a warp's ring. kBlocks: per multiprocessor, by registers and by shared memory.
+template <bool kGate, int kSplit, int kSets, int kDepth, int kBlocks>
 struct FewShape {
   static constexpr int kRows = (kGate ? 8 : 16) * kWarps / kSplit, kMost = 4 * kSets;  // of y and of x, per block
-  static constexpr int kCluster = kGate ? kStepCols / kRows : 1;                       // blocks that have a group of h together
+  static constexpr int kRingBytes = kWarps * kDepth * kStepBytes, kMostShared = 226 * 1024 / kBlocks - 2560;
+  static constexpr int kCluster = kGate ? kStepCols / kRows : 1;  // blocks that have a group of h together
   static_assert(kMost * kSumPitch * 4 <= kDepth * kStepBytes && (!kGate || kMost * kRows / 8 <= kThreads));
 };
 
@@ -152,13 +153,13 @@ __device__ __forceinline__ void store_whole_rows(const Sums& sum_of, const int* 
 
 #endif
 
-template <bool kGate, int kSplit, int kSets>
+template <bool kGate, int kSplit, int kSets, int kDepth, int kBlocks>
 __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_constant__ FewArgs a) {
 #if __CUDA_ARCH__ >= 900
-  using Shape = FewShape<kGate, kSplit, kSets>;
+  using Shape = FewShape<kGate, kSplit, kSets, kDepth, kBlocks>;
   constexpr int kMost = Shape::kMost, kRows = Shape::kRows;
   extern __shared__ __align__(128) uint8_t shared_bytes[];
-  uint8_t* x_rows = shared_bytes + kRingBytes;
+  uint8_t* x_rows = shared_bytes + Shape::kRingBytes;
   __shared__ uint64_t x_there;
   __shared__ int rows_of_y[kMost], lists[kWarps][kFewRows];
   pdl_trigger();
@@ -284,10 +285,10 @@ __global__ __launch_bounds__(kRowsThreads) void whole_rows_kernel(Mat x, WholeRo
   }
 }
 
-template <bool kGate, int kSplit, int kSets>
+template <bool kGate, int kSplit, int kSets, int kDepth, int kBlocks>
 cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
-  using Shape = FewShape<kGate, kSplit, kSets>;
-  constexpr auto kKernel = few_kernel<kGate, kSplit, kSets>;
+  using Shape = FewShape<kGate, kSplit, kSets, kDepth, kBlocks>;
+  constexpr auto kKernel = few_kernel<kGate, kSplit, kSets, kDepth, kBlocks>;
   const int blocks = ceil_div(a.routed.w.out, Shape::kRows);
   dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.moe.tile > 0 ? a.moe.max_tiles : a.moe.n_pairs));
   a.tokens_per_pair = 1.0f / static_cast<float>(a.moe.top_k);
@@ -301,20 +302,22 @@ cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
   }
   // As many steps of x at once, an even number, as shared memory has room for.
   const int rows = std::min(Shape::kMost, ceil_div(a.moe.n_pairs, 4) * 4), n_steps = ceil_div(cols / kStepCols, 2) * 2;
-  const int left = (kMostShared - kRingBytes) / rows - shared_pitch(0, cols);
+  const int left = (Shape::kMostShared - Shape::kRingBytes) / rows - shared_pitch(0, cols);
   a.window = std::min(n_steps, left / (4 * kStepCols) * 2);
   if (a.window <= 0) return cudaErrorInvalidValue;
-  const int bytes = kRingBytes + rows * shared_pitch(a.window * kStepCols, cols);
-  static const cudaError_t raised = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+  const int bytes = Shape::kRingBytes + rows * shared_pitch(a.window * kStepCols, cols);
+  static const cudaError_t raised = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kMostShared);
   if (raised != cudaSuccess) return raised;
   return launch_clusters(kKernel, Shape::kCluster, grid, kThreads, static_cast<size_t>(bytes), stream, a);
 }
 template <bool kGate>
 cudaError_t launch_few(const FewArgs& a, cudaStream_t stream) {
-  // Very few rows: more and smaller blocks.
-  if (a.moe.n_pairs <= 24) return launch_shape<kGate, 2, 2>(a, stream);
-  if (a.moe.tile <= 8) return launch_shape<kGate, 1, 2>(a, stream);
-  return a.moe.tile <= 16 ? launch_shape<kGate, 1, 4>(a, stream) : launch_shape<kGate, 1, 8>(a, stream);
+  // Measured. Of very few rows the second product has too few blocks with a warp per row tile.
+  constexpr int kSplit = kGate ? 1 : 2;
+  if (a.moe.tile == 0 && a.moe.n_pairs <= 24) return launch_shape<kGate, kSplit, 1, 4, 4>(a, stream);
+  if (a.moe.tile == 0) return launch_shape<kGate, 1, 1, 6, 3>(a, stream);
+  if (a.moe.tile <= 8) return launch_shape<kGate, 1, 2, 4, 3>(a, stream);
+  return a.moe.tile <= 16 ? launch_shape<kGate, 1, 4, 4, 3>(a, stream) : launch_shape<kGate, 1, 8, 4, 3>(a, stream);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 namespace cachalot::cuda {
 
-constexpr int kFewRows = 8;            // of an expert that a block takes at once when the kernel itself sorts the pairs
+constexpr int kFewRows = 4;            // of an expert that a block takes at once when the kernel itself sorts the pairs
 constexpr int kMostFewColumns = 8192;  // of a matrix
 constexpr int kWholeGroup = 128;       // columns of x that share a scale
 
