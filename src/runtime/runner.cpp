@@ -255,8 +255,13 @@ void Runner::rehearse() {
     const StepItem mixed[] = {{&full, few, WantLogits::none}, {&fresh, rows - few, WantLogits::last}};
     run_all(mixed);
   }
-  if (limits_.max_seqs > 1 && rows > 1) {  // prompts side by side, which devices may take together
-    const StepItem prompts[] = {{&fresh, rows / 2, WantLogits::none}, {&fresh, rows - rows / 2, WantLogits::last}};
+  // Prompts side by side, which devices may take together: as many rows as a step may have, which one sequence may be too short for.
+  const int64_t all_rows = std::min<int64_t>(limits_.max_tokens, int64_t{most} * limits_.max_seqs);
+  if (const int64_t n = std::max<int64_t>(2, (all_rows + most - 1) / most); limits_.max_seqs > 1 && all_rows >= n) {
+    std::vector<StepItem> prompts;
+    for (int64_t i = 0; i < n; ++i)
+      prompts.push_back(
+          {&fresh, static_cast<int>(all_rows * (i + 1) / n - all_rows * i / n), i + 1 < n ? WantLogits::none : WantLogits::last});
     run_all(prompts);
   }
   full.n_computed = most - 1;

@@ -66,6 +66,10 @@ class RecordingOps : public RefOps {
  public:
   bool host_memory() const override { return hosted; }
   MemorySize memory() override { return {size_t{1} << 30, free_memory}; }
+  void embed(const Linear& table, View ids, View x) override {
+    most_rows = std::max(most_rows, x.n_rows());
+    RefOps::embed(table, ids, x);
+  }
   std::unique_ptr<Graph> capture(const std::function<void()>& step) override {
     if (captures_left-- <= 0) fail("no room");
     class Calls : public Graph {
@@ -79,7 +83,7 @@ class RecordingOps : public RefOps {
     return std::make_unique<Calls>(step);
   }
   bool hosted = true;
-  int captures_left = 1 << 30;
+  int captures_left = 1 << 30, most_rows = 0;
   size_t free_memory = size_t{1} << 29;
 };
 
@@ -146,6 +150,17 @@ TEST(RunnerGraphs, MadeUpStepsLeaveTheCacheAlone) {
     EXPECT_TRUE(std::all_of(bytes, bytes + size_t{8} * 8 * layer.layout.k_row_bytes(), [](unsigned char b) { return b == 0; }));
   }
   EXPECT_EQ(cache.pool().n_free(), 8);
+}
+
+TEST(RunnerGraphs, RehearsalsHaveAllTheRowsThatAStepMayHave) {
+  Recording r;
+  KvCache cache(*r.ops, r.model.config, KvFormat::f32, 8, 8);
+  for (const auto& [max_seqs, rows] : {std::pair{8, 100}, {2, 64}, {1, 32}}) {  // sequences are of 32 tokens at most
+    r.ops->most_rows = 0;
+    Runner runner(*r.ops, r.model.decoder, cache, {.max_tokens = 100, .max_seqs = max_seqs, .max_logits = 8, .max_sequence = 32});
+    runner.rehearse();
+    EXPECT_EQ(r.ops->most_rows, rows) << max_seqs;
+  }
 }
 
 TEST(PaddedSizes, GrowAndHoldWhatTheyMust) {
