@@ -11,6 +11,9 @@ constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, 
 constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kKeys * kPitch * 2, kScoreBytes = kHeads * kScorePitch * 4;
 constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
 
+// One row has a part of its context in few blocks, which then wait for what they have asked for and no longer for memory: kOne asks for
+// several keys' operands at once, and stores half as often.
+template <bool kOne>
 __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_constant__ AttendArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int found[3];
@@ -118,19 +121,25 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
     // Scores of 16 heads x 8 keys, in two chains so that the mma latency overlaps.
     float s[2][4] = {};
     const bf16* k_at = keys + (warp * 8 + (lane & 7)) * kPitch + (lane >> 3) * 8;
+    constexpr int kAhead = kOne ? 6 : 1;  // pairs of steps
 #pragma unroll
-    for (int k = 0; k < kK / 16; k += 2) {
-      uint32_t kb[4];
-      ldmatrix4(kb, k_at + k * 16);
-      if (k < kHeld) {
-        mma_bf16(s[0], held[k], kb[0], kb[1]);
-        mma_bf16(s[1], held[k + 1], kb[2], kb[3]);
-      } else {
-        uint32_t qa[2][4];
-        ldmatrix4(qa[0], q_at + k * 16);
-        ldmatrix4(qa[1], q_at + k * 16 + 16);
-        mma_bf16(s[0], qa[0], kb[0], kb[1]);
-        mma_bf16(s[1], qa[1], kb[2], kb[3]);
+    for (int k0 = 0; k0 < kK / 16; k0 += 2 * kAhead) {
+      uint32_t kb[kAhead][4];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) ldmatrix4(kb[j], k_at + (k0 + 2 * j) * 16);
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int k = k0 + 2 * j;
+        if (k < kHeld) {
+          mma_bf16(s[0], held[k], kb[j][0], kb[j][1]);
+          mma_bf16(s[1], held[k + 1], kb[j][2], kb[j][3]);
+        } else {
+          uint32_t qa[2][4];
+          ldmatrix4(qa[0], q_at + k * 16);
+          ldmatrix4(qa[1], q_at + k * 16 + 16);
+          mma_bf16(s[0], qa[0], kb[j][0], kb[j][1]);
+          mma_bf16(s[1], qa[1], kb[j][2], kb[j][3]);
+        }
       }
     }
 #pragma unroll
@@ -191,29 +200,40 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
   for (int h = 0; h < 2; ++h) {
     sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
     sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-    const int head = head0 + g + 8 * h;
-    if (head >= a.heads) continue;
+    const int head = head0 + g + 8 * h, col = head * kV + warp * 64;
+    const bool there = head < a.heads;
     const float factor = 1.0f / sum[h];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int col = head * kV + warp * 64 + n * 8 + 2 * c;
-      const float x = acc[n][2 * h] * factor, y = acc[n][2 * h + 1] * factor;
-      if (a.n_splits > 1)
-        *reinterpret_cast<float2*>(to.part + col) = make_float2(x, y);
-      else
-        *reinterpret_cast<uint32_t*>(to.out + col) = pack_bf16(x, y);
+    for (int n = 0; n < 8; n += 2) {
+      const float2 u = make_float2(acc[n][2 * h] * factor, acc[n][2 * h + 1] * factor),
+                   v = make_float2(acc[n + 1][2 * h] * factor, acc[n + 1][2 * h + 1] * factor);
+      if (a.n_splits == 1) {
+        if (!there) continue;
+        *reinterpret_cast<uint32_t*>(to.out + col + n * 8 + 2 * c) = pack_bf16(u.x, u.y);
+        *reinterpret_cast<uint32_t*>(to.out + col + n * 8 + 8 + 2 * c) = pack_bf16(v.x, v.y);
+      } else if (kOne) {  // neighbours exchange, so that a lane has four numbers in a row
+        const bool odd = (c & 1) != 0;
+        const float x = __shfl_xor_sync(~0u, odd ? u.x : v.x, 1), y = __shfl_xor_sync(~0u, odd ? u.y : v.y, 1);
+        const float4 four = odd ? make_float4(x, y, v.x, v.y) : make_float4(u.x, u.y, x, y);
+        if (there) *reinterpret_cast<float4*>(to.part + col + (odd ? n + 1 : n) * 8 + (c >> 1) * 4) = four;
+      } else if (there) {
+        *reinterpret_cast<float2*>(to.part + col + n * 8 + 2 * c) = u;
+        *reinterpret_cast<float2*>(to.part + col + n * 8 + 8 + 2 * c) = v;
+      }
     }
-    if (a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = largest[h] + log2f(sum[h]);
+    if (there && a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = largest[h] + log2f(sum[h]);
   }
 }
 
 }  // namespace
 
 cudaError_t launch_mla_rows16(const AttendArgs& a, cudaStream_t stream) {
-  static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (raised != cudaSuccess) return raised;
+  const auto raise = [](auto* kernel) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes); };
+  static const cudaError_t raised[2] = {raise(mla_decode_kernel<false>), raise(mla_decode_kernel<true>)};
+  for (const cudaError_t error : raised)
+    if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
-  return launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
+  return launch(a.n_rows == 1 ? mla_decode_kernel<true> : mla_decode_kernel<false>, grid, kThreads, kSharedBytes, stream, a);
 }
 
 }  // namespace cachalot::cuda

@@ -90,9 +90,10 @@ __global__ __launch_bounds__(kThreads) void combine_uv_one_kernel(const __grid_c
     for (int s = 0; s < kInFlight; ++s)
       if (first + s < a.n_splits) part[s] = __ldcg(from + static_cast<int64_t>(first + s) * a.heads * (kMlaV / 2));
   };
-  load(0);
   const auto lse_of = [&](int s) { return s < a.n_splits ? __ldcg(lse + s * a.heads) : -INFINITY; };
-  const float x = lse_of(lane), y = lse_of(lane + 32), largest = warp_max(fmaxf(x, y));
+  const float x = lse_of(lane), y = lse_of(lane + 32);
+  load(0);
+  const float largest = warp_max(fmaxf(x, y));
   const float wx = x == -INFINITY ? 0.0f : exp2f(x - largest), wy = y == -INFINITY ? 0.0f : exp2f(y - largest), total = warp_sum(wx + wy);
   const float factor = total > 0.0f ? 1.0f / total : 0.0f;
   for (int first = 0; first < a.n_splits; first += kInFlight) {
@@ -100,7 +101,8 @@ __global__ __launch_bounds__(kThreads) void combine_uv_one_kernel(const __grid_c
 #pragma unroll
     for (int s = 0; s < kInFlight; ++s) {
       const float weight = __shfl_sync(~0u, first + s < 32 ? wx : wy, (first + s) & 31);
-      if (first + s < a.n_splits && weight != 0.0f) v.x = fmaf(weight, part[s].x, v.x), v.y = fmaf(weight, part[s].y, v.y);
+      const bool there = weight != 0.0f;  // otherwise nothing has been written
+      v.x = fmaf(weight, there ? part[s].x : 0.0f, v.x), v.y = fmaf(weight, there ? part[s].y : 0.0f, v.y);
     }
   }
   reinterpret_cast<float2*>(result)[thread] = make_float2(v.x * factor, v.y * factor);
