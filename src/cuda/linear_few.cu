@@ -62,7 +62,7 @@ __global__ __launch_bounds__(kMostWarps * 32, 1) void linear_few_kernel(const __
           x[s][0] = *reinterpret_cast<const uint4*>(at), x[s][1] = *reinterpret_cast<const uint4*>(at + 128);
           group[s] = group_at[s][step + u];
         }
-        multiply_step<kSets>(w[u], x, group, kSets, acc);
+        multiply_step<kSets>(w[u], x, group, acc);
         w[u].load(within || tile + stride < n_tiles, ahead + u * WholeStep::kBytes, lane);
       }
     }

@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_unit(const uint8_t* stage, int mine, in
     }
     const float2 group[1] = {groups[chunk / 2]};
     float sum[1][2] = {{acc[0], acc[1]}};
-    multiply_step<1>(w, x, group, 1, sum);
+    multiply_step<1>(w, x, group, sum);
     acc[0] = sum[0][0], acc[1] = sum[0][1];
   } else if constexpr (S::kWhole) {
     const Frag<kTile> w = stage_record<kTile>(stage, mine, pitch, lane);

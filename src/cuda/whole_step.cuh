@@ -23,9 +23,9 @@ struct WholeStep {
 };
 
 // acc += 128 columns of rows g and g + 8 times those of up to 4 kSets rows of x, four of which are a set: lane 4g + c gives bytes of row
-// g / 2 of each set, the high ones where g is even, and gets the sums of row c. Sets from `n_sets` on are left out.
+// g / 2 of each set, the high ones where g is even, and gets the sums of row c.
 template <int kSets>
-__device__ __forceinline__ void multiply_step(const WholeStep& w, const uint4 (&x)[kSets][2], const float2 (&group)[kSets], int n_sets,
+__device__ __forceinline__ void multiply_step(const WholeStep& w, const uint4 (&x)[kSets][2], const float2 (&group)[kSets],
                                               float (&acc)[kSets][2]) {
   constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
   int low[kSets][4] = {}, high[kSets][4] = {};  // codes in the upper half of a byte count 16-fold
@@ -35,7 +35,6 @@ __device__ __forceinline__ void multiply_step(const WholeStep& w, const uint4 (&
     const uint32_t a[4] = {v.x & kLow, v.y & kLow, v.z & kLow, v.w & kLow}, b[4] = {v.x & kHigh, v.y & kHigh, v.z & kHigh, v.w & kHigh};
 #pragma unroll
     for (int s = 0; s < kSets; ++s) {
-      if (s > 0 && s >= n_sets) break;
       mma_k32(low[s], a, x[s][r].x, x[s][r].y);
       mma_k32(high[s], b, x[s][r].z, x[s][r].w);
       if (r == 0) continue;
