@@ -67,6 +67,9 @@ struct Tokens {
       gather(t, std::min(kTileTokenRows, n - t), tiles.data() + t / kTileTokenRows * n_chunks * kTileBytes,
              sums.data() + t / kTileTokenRows * n_chunks * kTileTokenRows);
   }
+  void lay_out_bf16(const KernelTable& table) {
+    lay_out([&](int first, int count, uint8_t* to, float*) { table.tiles.gather_bf16(rows.data() + first, count, cols, to); });
+  }
   WideProduct product(const std::vector<float>& bias) {
     return {.x = quantised.data(),
             .y = results.data(),
@@ -128,18 +131,59 @@ TEST_F(Tiles, Bf16ProductsKeepTheirBound) {
   std::vector<Format> formats = wide_formats();
   for (const Format format : {Format::f16, Format::bf16, Format::fp8_block}) formats.push_back(format);
   for (const Format format : formats) {
-    constexpr int kOut = 75;
-    const LinearSource s = random_source({.format = format, .out = kOut, .in = test::rounded_to_blocks(format, 1280)}, 3);
-    const auto packed = pack_weights({&s, 1}, memory, pool, &table_->wide);
-    const Segment& segment = packed->segments[0];
-    ASSERT_TRUE(segment.wide) << info(format).name;
-    const std::vector<float> bias = random_floats(kOut, 8);
-    for (const int n_tokens : {9, 16, 52, 135, 210}) {
-      Tokens tokens(*table_, n_tokens, s.in, kOut);
-      tokens.lay_out(
-          [&](int first, int n, uint8_t* tiles, float*) { table_->tiles.gather_bf16(tokens.rows.data() + first, n, s.in, tiles); });
-      table_->tiles.bf16[static_cast<int>(segment.codec)](packed->wide_rows(segment, 0, 0, kOut), tokens.product(bias));
-      expect_bf16(s, tokens, bias);
+    for (const int columns : {32, 1280}) {
+      constexpr int kOut = 75;
+      const LinearSource s = random_source({.format = format, .out = kOut, .in = test::rounded_to_blocks(format, columns)}, 3);
+      const auto packed = pack_weights({&s, 1}, memory, pool, &table_->wide);
+      const Segment& segment = packed->segments[0];
+      ASSERT_TRUE(segment.wide) << info(format).name;
+      const std::vector<float> bias = random_floats(kOut, 8);
+      for (const int n_tokens : {9, 16, 52, 58, 135, 210}) {
+        Tokens tokens(*table_, n_tokens, s.in, kOut);
+        tokens.lay_out_bf16(*table_);
+        table_->tiles.bf16[static_cast<int>(segment.codec)](packed->wide_rows(segment, 0, 0, kOut), tokens.product(bias));
+        expect_bf16(s, tokens, bias);
+      }
+    }
+  }
+}
+
+// The next product's weights are the identity.
+TEST_F(Tiles, GatedProductsAreRowsOfTheNextTiles) {
+  constexpr int kIn = 256, kInner = 64;
+  HugeMemory memory;
+  ThreadPool pool(1);
+  std::vector<float> identity(size_t{kInner} * kInner);
+  for (size_t i = 0; i < kInner; ++i) identity[i * (kInner + 1)] = 1.0f;
+  const LinearSource sources[] = {random_source({.format = Format::q8_0, .out = kInner, .in = kIn}, 3),
+                                  random_source({.format = Format::q8_0, .out = kInner, .in = kIn}, 4),
+                                  make_linear_source("identity", Format::bf16, identity, 1, kInner, kInner)};
+  std::vector<std::shared_ptr<const CpuPacked>> packed;
+  for (const LinearSource& s : sources) packed.push_back(pack_weights({&s, 1}, memory, pool, &table_->wide));
+  const auto rows = [&](size_t i) { return packed[i]->wide_rows(packed[i]->segments[0], 0, 0, kInner); };
+  const std::vector<float> no_bias(kInner);
+  for (const int n_tokens : {9, 52}) {
+    Tokens x(*table_, n_tokens, kIn, kInner), h(*table_, n_tokens, kInner, kInner);
+    x.lay_out_bf16(*table_);
+    table_->tiles.swiglu[static_cast<int>(Codec::q8_0)](rows(0), rows(1), x.product(no_bias), h.tiles.data(), kInner / kChunk);
+    table_->tiles.bf16[static_cast<int>(Codec::bf16)](rows(2), h.product(no_bias));
+    for (int r = 0; r < kInner; ++r) {
+      for (int t = 0; t < n_tokens; ++t) {
+        double sum[2] = {}, error[2] = {};  // of gate and up
+        for (size_t m = 0; m < 2; ++m) {
+          std::vector<float> w(kIn);
+          dequant_row(sources[m], 0, r, w.data());
+          for (size_t k = 0; k < kIn; ++k) {
+            const double term = static_cast<double>(w[k]) * static_cast<double>(x.rows[static_cast<size_t>(t)][k]);
+            sum[m] += term;
+            error[m] += term * term;
+          }
+          error[m] = 0.012 * std::sqrt(error[m]);
+        }
+        const double gate = sum[0] / (1.0 + std::exp(-sum[0])), expected = gate * sum[1];
+        const double bound = 1.1 * error[0] * std::abs(sum[1]) + std::abs(gate) * error[1] + 0.005 * std::abs(expected) + 1e-5;
+        ASSERT_NEAR(h.results[static_cast<size_t>(t)][r], expected, bound) << "row " << r << " token " << t << " of " << n_tokens;
+      }
     }
   }
 }

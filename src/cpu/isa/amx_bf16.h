@@ -4,8 +4,7 @@
 // tiles of one chunk of columns are multiplied, the vector units open the weights of a later one.
 #pragma once
 
-#include "cpu/isa/amx_open.h"
-#include "cpu/isa/amx_tiles.h"
+#include "cpu/isa/amx_blocks.h"
 #include "cpu/isa/bf16_form.h"
 
 namespace cachalot::cpu {
@@ -14,102 +13,35 @@ namespace {
 constexpr int kPairBytes = 2 * kTileBytes;  // of a chunk of two groups, opened
 constexpr int kMostTiles = 3;               // of tokens at a time
 constexpr int kAheadChunks = 2;             // opened before they are multiplied: tiles cannot read stores that are still on their way
-constexpr int kRingChunks = 8;              // of opened weights: they stay in the first cache
-
-constexpr TileShapes bf16_shapes() {
-  TileShapes s;
-  for (int t = 0; t < 8; ++t) s.set(t, kTileTokenRows, kRowBytes);
-  return s;
-}
-constexpr TileShapes kBf16Shapes = bf16_shapes();
-
-// Sums of tile m of tokens with group n are in tile 2 m + n.
-template <int M>
-inline void zero_sums() {
-  tile_zero<0>();
-  tile_zero<1>();
-  if constexpr (M > 1) {
-    tile_zero<2>();
-    tile_zero<3>();
-  }
-  if constexpr (M > 2) {
-    tile_zero<4>();
-    tile_zero<5>();
-  }
-}
-template <int M>
-inline void store_sums(uint8_t* to) {
-  tile_store<0>(to, kRowBytes);
-  tile_store<1>(to + kTileBytes, kRowBytes);
-  if constexpr (M > 1) {
-    tile_store<2>(to + 2 * kTileBytes, kRowBytes);
-    tile_store<3>(to + 3 * kTileBytes, kRowBytes);
-  }
-  if constexpr (M > 2) {
-    tile_store<4>(to + 4 * kTileBytes, kRowBytes);
-    tile_store<5>(to + 5 * kTileBytes, kRowBytes);
-  }
-}
-// One chunk in six steps of a product or none: a [M] tiles of tokens a_step apart, first and second the weights of the two groups.
-template <int M, int kStep>
-inline void multiply_step(const uint8_t* a, int64_t a_step, const uint8_t* first, const uint8_t* second) {
-  if constexpr (M == 2) {  // registers for all four
-    if constexpr (kStep == 0) {
-      tile_load<4>(a, kRowBytes);
-      tile_load<6>(first, kRowBytes);
-      tile_dot_bf16<0, 4, 6>();
-    } else if constexpr (kStep == 1) {
-      tile_load<7>(second, kRowBytes);
-      tile_dot_bf16<1, 4, 7>();
-    } else if constexpr (kStep == 3) {
-      tile_load<5>(a + a_step, kRowBytes);
-      tile_dot_bf16<2, 5, 6>();
-    } else if constexpr (kStep == 4) {
-      tile_dot_bf16<3, 5, 7>();
-    }
-  } else if constexpr (kStep == 0) {
-    tile_load<6>(a, kRowBytes);
-    tile_load<7>(first, kRowBytes);
-    tile_dot_bf16<0, 6, 7>();
-  } else if constexpr (kStep == 1) {
-    tile_load<7>(second, kRowBytes);
-    tile_dot_bf16<1, 6, 7>();
-  } else if constexpr (M == 3 && kStep == 2) {
-    tile_load<6>(a + a_step, kRowBytes);
-    tile_dot_bf16<3, 6, 7>();
-  } else if constexpr (M == 3 && kStep == 3) {
-    tile_load<7>(first, kRowBytes);
-    tile_dot_bf16<2, 6, 7>();
-  } else if constexpr (M == 3 && kStep == 4) {
-    tile_load<6>(a + 2 * a_step, kRowBytes);
-    tile_dot_bf16<4, 6, 7>();
-  } else if constexpr (M == 3 && kStep == 5) {
-    tile_load<7>(second, kRowBytes);
-    tile_dot_bf16<5, 6, 7>();
-  }
-}
-template <int M>
-inline void multiply_chunk(const uint8_t* a, int64_t a_step, const uint8_t* first, const uint8_t* second) {
-  multiply_step<M, 0>(a, a_step, first, second);
-  multiply_step<M, 1>(a, a_step, first, second);
-  multiply_step<M, 2>(a, a_step, first, second);
-  multiply_step<M, 3>(a, a_step, first, second);
-  multiply_step<M, 4>(a, a_step, first, second);
-  multiply_step<M, 5>(a, a_step, first, second);
-}
+constexpr int kRingChunks = 4;              // of opened weights: they stay in the first cache, beside the tokens that pass through it
+constexpr int kFinishChunk = 3;             // of an item, before which the sums of the one before are taken: they have arrived in the cache
+constexpr int kSumsBytes = kMostTiles * kPairBytes;
+// Pairs of up to so many chunks are opened once for so many tiles of tokens or more.
+constexpr int kWholeChunks = 48, kWholeTiles = 8;
 
 // Two groups of rows, which may be of different matrices of one shape.
 struct RowPair {
-  const WideRows& shape;
+  const WideRows* shape;
   const uint8_t* group[2];
   RowFactors factors[2];
-  [[nodiscard]] int chunks_per_unit() const { return shape.unit_elems / kChunk; }
-  [[nodiscard]] int64_t chunks() const { return static_cast<int64_t>(shape.n_units) * chunks_per_unit(); }
+  [[nodiscard]] int chunks_per_unit() const { return shape->unit_elems / kChunk; }
+  [[nodiscard]] int64_t chunks() const { return static_cast<int64_t>(shape->n_units) * chunks_per_unit(); }
 };
 template <Codec C>
 inline RowPair row_pair(const WideRows& w, const uint8_t* first, const uint8_t* second) {
-  return {.shape = w, .group = {first, second}, .factors = {row_factors<C>(w, first), row_factors<C>(w, second)}};
+  return {.shape = &w, .group = {first, second}, .factors = {row_factors<C>(w, first), row_factors<C>(w, second)}};
 }
+
+// A pair and the tiles of tokens that it is multiplied with at a time.
+struct Item {
+  RowPair pair;
+  int number, tile, m;  // of the pair; first tile, tiles
+};
+// Takes the sums of an item: [tile of tokens][group] tiles of f32.
+struct Results {
+  const void* context;
+  void (*take)(const void* context, const Item& item, const uint8_t* sums);
+};
 
 inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t begin, int64_t end) {
   constexpr int64_t kAhead = 4096;
@@ -119,74 +51,156 @@ inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t be
   }
 }
 
-// Opens the pair, a few chunks at a time into the ring b, and multiplies it with M tiles of tokens; their sums go to `sums`.
-template <Codec C, int M>
-void open_and_multiply(const RowPair& w, const uint8_t* a, int64_t a_step, uint8_t* b, uint8_t* sums) {
-  const int n_units = w.shape.n_units, per_unit = w.chunks_per_unit();
-  const int64_t unit_bytes = w.shape.unit_bytes, chunk_bytes = unit_bytes / per_unit;
-  int64_t opened = 0, done = 0;
-  zero_sums<M>();
-  const uint8_t *first = w.group[0], *second = w.group[1];
-  for (int u = 0; u < n_units; ++u, first += unit_bytes, second += unit_bytes) {
+inline uint8_t* ring_slot(uint8_t* ring, int64_t number, int64_t mask = kRingChunks - 1) { return ring + (number & mask) * kPairBytes; }
+
+// Opens chunks [begin, end) of a pair: chunk c to slot (slot + c) & mask of `memory`. Calls between(c, Step<0..7>) on the way.
+template <Codec C, typename Between>
+inline void open_chunks(const RowPair& w, int64_t begin, int64_t end, uint8_t* memory, int64_t slot, int64_t mask, const Between& between) {
+  const int per_unit = w.chunks_per_unit();
+  const int64_t unit_bytes = w.shape->unit_bytes, chunk_bytes = unit_bytes / per_unit, unit = begin / per_unit;
+  const uint8_t *first = w.group[0] + unit * unit_bytes, *second = w.group[1] + unit * unit_bytes;
+  int64_t at = begin;
+  for (auto c = static_cast<int>(begin - unit * per_unit); at < end; c = 0, first += unit_bytes, second += unit_bytes) {
     const WideCodec<C> codec_0(Unit{first, 0}), codec_1(Unit{second, 0});
-    const OpenUnit<C> unit_0(codec_0, w.shape, w.factors[0].up), unit_1(codec_1, w.shape, w.factors[1].up);
-    for (int c = 0; c < per_unit; ++c, ++opened) {
+    const OpenUnit<C> unit_0(codec_0, *w.shape, w.factors[0].up), unit_1(codec_1, *w.shape, w.factors[1].up);
+    for (; c < per_unit && at < end; ++c, ++at) {
       ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
-      uint8_t* const to = b + opened % kRingChunks * kPairBytes;
-      if (opened < kAheadChunks) {
-        unit_0.open(c, to, [](auto) {});
-        unit_1.open(c, to + kTileBytes, [](auto) {});
-        continue;
-      }
-      const uint8_t *const a_now = a + done * kTileBytes, *const b_now = b + done % kRingChunks * kPairBytes;
-      const auto multiply = [&]<int kStep>() { multiply_step<M, kStep>(a_now, a_step, b_now, b_now + kTileBytes); };
-      unit_0.open(c, to, [&](auto step) { multiply.template operator()<step.value>(); });
-      unit_1.open(c, to + kTileBytes, [&](auto step) { multiply.template operator()<3 + step.value>(); });
-      ++done;
+      uint8_t* const to = ring_slot(memory, slot + at, mask);
+      unit_0.open(
+          c, to, [=](auto step) __attribute__((always_inline)) { between(at, step); });
+      unit_1.open(
+          c, to + kTileBytes, [=](auto step) __attribute__((always_inline)) { between(at, Step<kOpenSteps + step.value>{}); });
     }
-  }
-  for (; done < opened; ++done) {
-    const uint8_t* const b_now = b + done % kRingChunks * kPairBytes;
-    multiply_chunk<M>(a + done * kTileBytes, a_step, b_now, b_now + kTileBytes);
-  }
-  store_sums<M>(sums);
-}
-// Weights of bf16 are tiles as they lie.
-template <int M>
-void multiply_as_they_lie(const RowPair& w, const uint8_t* a, int64_t a_step, bool asks, uint8_t* sums) {
-  zero_sums<M>();
-  for (int64_t at = 0; at < w.chunks() * kTileBytes; at += kTileBytes) {
-    if (asks) ask_for_pair(w.group[0], w.group[1], at, at + kTileBytes);
-    multiply_chunk<M>(a + at, a_step, w.group[0] + at, w.group[1] + at);
-  }
-  store_sums<M>(sums);
-}
-template <Codec C, int M>
-inline void multiply_tiles(const RowPair& w, const uint8_t* a, int64_t a_step, bool asks, uint8_t* ring, uint8_t* sums) {
-  if constexpr (C == Codec::bf16) {
-    multiply_as_they_lie<M>(w, a, a_step, asks, sums);
-  } else {
-    open_and_multiply<C, M>(w, a, a_step, ring, sums);
   }
 }
 
-// Calls finish(sums, first token tile, tiles) for the pair's products with tiles [begin, end) of tokens. Weights are opened again for every
-// three tiles: a buffer of all columns would leave the first cache, and sums that leave the tiles after each block of columns take longer.
-template <Codec C, typename Finish>
-inline void multiply_pair(const RowPair& w, const uint8_t* tiles, int begin, int end, uint8_t* scratch, const Finish& finish) {
-  const int64_t step = w.chunks() * kTileBytes;
-  const int n = end - begin, blocks = (n + kMostTiles - 1) / kMostTiles;
-  uint8_t* const sums = scratch + kRingChunks * kPairBytes;
-  int tile = begin;
-  for (int i = 0; i < blocks; ++i) {
-    const int m = (n + i) / blocks;
-    const uint8_t* const a = tiles + tile * step;
-    if (m == 1) multiply_tiles<C, 1>(w, a, step, i == 0, scratch, sums);
-    if (m == 2) multiply_tiles<C, 2>(w, a, step, i == 0, scratch, sums);
-    if (m == 3) multiply_tiles<C, 3>(w, a, step, i == 0, scratch, sums);
-    finish(sums, tile, m);
-    tile += m;
+// Where the opened chunks of an item lie.
+struct Ring {
+  uint8_t* memory;
+  int64_t slot = 0;  // of the item's chunk 0
+};
+
+// Multiplies an item whose first chunks were opened, opens the first chunks of the next one, if there is one, meanwhile, and passes the
+// sums of the one before on.
+template <Codec C, int M>
+void multiply_item(const Item& item, const Item* next, const Item* before, const uint8_t* a, Ring ring, uint8_t* sums,
+                   const uint8_t* sums_before, const Results& results) {
+  using Block = TileBlock<M, 2>;
+  constexpr int kParts = 2 * kOpenSteps;
+  const int64_t n = item.pair.chunks(), a_step = n * kTileBytes, ahead = n < kAheadChunks ? n : kAheadChunks;
+  const int64_t take_at = n < kFinishChunk ? n : kFinishChunk;
+  const struct {
+    const RowPair* pair;
+    int64_t begin, end, slot;
+  } parts[] = {{&item.pair, ahead, take_at, ring.slot},
+               {&item.pair, take_at, n, ring.slot},
+               {next != nullptr ? &next->pair : nullptr, 0, next != nullptr ? ahead : 0, ring.slot + n}};
+  Block::zero();
+  for (const auto& part : parts) {
+    const int64_t late = (part.slot - ring.slot) - ahead;  // chunk c of the part is opened while c + late of the item is multiplied
+    const uint8_t* const tokens = a + late * kTileBytes;
+    uint8_t* const memory = ring.memory;
+    const int64_t slot = ring.slot + late;
+    const auto multiply = [=](int64_t c, auto step) __attribute__((always_inline)) {
+      constexpr int kBegin = Block::kProducts * step.value / kParts, kEnd = Block::kProducts * (step.value + 1) / kParts;
+      Block::template multiply_range<kBegin, kEnd>(tokens + c * kTileBytes, a_step, ring_slot(memory, slot + c), kTileBytes);
+    };
+    if (part.pair != nullptr) open_chunks<C>(*part.pair, part.begin, part.end, ring.memory, part.slot, kRingChunks - 1, multiply);
+    if (&part == parts && before != nullptr) results.take(results.context, *before, sums_before);
   }
+  for (int64_t c = next != nullptr ? n : n - ahead; c < n; ++c)
+    Block::multiply_range(a + c * kTileBytes, a_step, ring_slot(ring.memory, ring.slot + c), kTileBytes);
+  Block::store(sums, kPairBytes);
+}
+// Tiles of weights: chunk c of group g at data + c chunk_step + g group_step. Those of bf16 lie like that, others were opened.
+struct WeightTiles {
+  const uint8_t* data;
+  int64_t chunk_step, group_step;
+};
+template <int M>
+void multiply_tiles(const WeightTiles& w, int64_t chunks, const uint8_t* a, bool asks, uint8_t* sums) {
+  using Block = TileBlock<M, 2>;
+  const int64_t a_step = chunks * kTileBytes;
+  const uint8_t* b = w.data;
+  Block::zero();
+  for (int64_t c = 0; c < chunks; ++c, a += kTileBytes, b += w.chunk_step) {
+    if (asks) ask_for_pair(b, b + w.group_step, 0, kTileBytes);
+    Block::multiply_range(a, a_step, b, w.group_step);
+  }
+  Block::store(sums, kPairBytes);
+}
+inline void multiply_tiles(const WeightTiles& w, const Item& item, const uint8_t* a, bool asks, uint8_t* sums) {
+  const int64_t chunks = item.pair.chunks();
+  if (item.m == 1) multiply_tiles<1>(w, chunks, a, asks, sums);
+  if (item.m == 2) multiply_tiles<2>(w, chunks, a, asks, sums);
+  if (item.m == 3) multiply_tiles<3>(w, chunks, a, asks, sums);
+}
+
+// Tiles [begin, end) of tokens in blocks of up to three.
+struct TokenBlocks {
+  int begin, end;
+  [[nodiscard]] int n() const { return (end - begin + kMostTiles - 1) / kMostTiles; }
+  // Block i of a pair's; `before` is block i - 1.
+  [[nodiscard]] Item first(const RowPair& pair, int number) const { return {pair, number, begin, (end - begin) / n()}; }
+  [[nodiscard]] Item after(const Item& before, int i) const {
+    return {before.pair, before.number, before.tile + before.m, (end - begin + i) / n()};
+  }
+};
+
+// Multiplies all pairs, each opened once for all tokens or not to be opened.
+template <Codec C, typename PairAt>
+inline void multiply_whole_pairs(int n_pairs, const PairAt& pair_at, const uint8_t* tiles, const TokenBlocks& blocks, uint8_t* scratch,
+                                 const Results& results) {
+  for (int number = 0; number < n_pairs; ++number) {
+    Item item = blocks.first(pair_at(number), number);
+    const int64_t chunks = item.pair.chunks();
+    WeightTiles weights{.data = item.pair.group[0], .chunk_step = kTileBytes, .group_step = item.pair.group[1] - item.pair.group[0]};
+    uint8_t* const sums = scratch + (chunks < kRingChunks ? kRingChunks : chunks) * kPairBytes;
+    if constexpr (C != Codec::bf16) {
+      open_chunks<C>(item.pair, 0, chunks, scratch, 0, ~int64_t{0}, [](int64_t, auto) {});
+      weights = {.data = scratch, .chunk_step = kPairBytes, .group_step = kTileBytes};
+    }
+    for (int i = 0; i < blocks.n(); ++i) {
+      if (i > 0) item = blocks.after(item, i);
+      multiply_tiles(weights, item, tiles + item.tile * chunks * kTileBytes, C == Codec::bf16 && i == 0, sums);
+      results.take(results.context, item, sums);
+    }
+  }
+}
+// Multiplies all pairs, which are opened again for every block of tokens: the ring stays in the first cache.
+template <Codec C, typename PairAt>
+inline void multiply_pairs_in_ring(int n_pairs, const PairAt& pair_at, const uint8_t* tiles, const TokenBlocks& blocks, uint8_t* scratch,
+                                   const Results& results) {
+  Ring ring{.memory = scratch};
+  uint8_t *sums = scratch + kRingChunks * kPairBytes, *sums_before = sums + kSumsBytes;
+  Item before{}, item = blocks.first(pair_at(0), 0), next{};
+  const int64_t chunks = item.pair.chunks();
+  open_chunks<C>(item.pair, 0, chunks < kAheadChunks ? chunks : kAheadChunks, ring.memory, 0, kRingChunks - 1, [](int64_t, auto) {});
+  for (int i = 0, n_items = n_pairs * blocks.n(); i < n_items; ++i) {
+    const int block = (i + 1) % blocks.n();
+    const bool last = i + 1 == n_items;
+    if (!last) next = block == 0 ? blocks.first(pair_at(item.number + 1), item.number + 1) : blocks.after(item, block);
+    const uint8_t* const a = tiles + item.tile * chunks * kTileBytes;
+    const Item *const then = last ? nullptr : &next, *const earlier = i == 0 ? nullptr : &before;
+    if (item.m == 1) multiply_item<C, 1>(item, then, earlier, a, ring, sums, sums_before, results);
+    if (item.m == 2) multiply_item<C, 2>(item, then, earlier, a, ring, sums, sums_before, results);
+    if (item.m == 3) multiply_item<C, 3>(item, then, earlier, a, ring, sums, sums_before, results);
+    if (last) results.take(results.context, item, sums);
+    uint8_t* const other = sums_before;
+    sums_before = sums;
+    sums = other;
+    ring.slot += chunks;
+    before = item;
+    item = next;
+  }
+}
+// Weights of short rows, opened, fit the second cache beside the tokens: many tiles take them from there.
+template <Codec C, typename PairAt>
+inline void multiply_pairs(int n_pairs, const PairAt& pair_at, const uint8_t* tiles, int64_t chunks, const TokenBlocks& blocks,
+                           uint8_t* scratch, const Results& results) {
+  if (C == Codec::bf16 || (chunks <= kWholeChunks && blocks.end - blocks.begin >= kWholeTiles))
+    return multiply_whole_pairs<C>(n_pairs, pair_at, tiles, blocks, scratch, results);
+  if constexpr (C != Codec::bf16) multiply_pairs_in_ring<C>(n_pairs, pair_at, tiles, blocks, scratch, results);
 }
 
 // Tiles of tokens that stay in the second cache while all rows pass.
@@ -246,15 +260,22 @@ void bf16_product(const WideRows& w, const WideProduct& p) {
   const int64_t chunks = static_cast<int64_t>(w.n_units) * w.unit_elems / kChunk;
   const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
   const int block = tokens_block(chunks);
-  for (int begin = 0; begin < n_tiles; begin += block) {
-    const int end = n_tiles - begin < block ? n_tiles : begin + block;
-    for (int g = 0; g < n_groups; g += 2) {
-      const PairResults results{p, g * kWideRows, w.n_rows, g + 1 < n_groups ? 2 : 1};
-      const RowPair pair = row_pair<C>(w, w.data + g * group_bytes, w.data + (g + results.n_groups - 1) * group_bytes);
-      multiply_pair<C>(pair, p.tiles, begin, end, p.scratch,
-                       [&](const uint8_t* from, int tile, int m) { results.finish(pair.factors, from, tile, m); });
-    }
-  }
+  const auto pair_at = [&](int i) {
+    const int g = 2 * i, other = g + 1 < n_groups ? g + 1 : g;
+    return row_pair<C>(w, w.data + g * group_bytes, w.data + other * group_bytes);
+  };
+  const struct Context {
+    const WideProduct& p;
+    int n_rows, n_groups;
+  } context{p, w.n_rows, n_groups};
+  const Results results{&context, [](const void* from, const Item& item, const uint8_t* sums) {
+                          const auto& [product, n_rows, groups] = *static_cast<const Context*>(from);
+                          PairResults{product, 2 * item.number * kWideRows, n_rows, 2 * item.number + 1 < groups ? 2 : 1}.finish(
+                              item.pair.factors, sums, item.tile, item.m);
+                        }};
+  for (int begin = 0; begin < n_tiles; begin += block)
+    multiply_pairs<C>((n_groups + 1) / 2, pair_at, p.tiles, chunks, {begin, n_tiles - begin < block ? n_tiles : begin + block}, p.scratch,
+                      results);
 }
 
 // Within 7e-5, of which rounding to bf16 leaves nothing.
@@ -263,7 +284,26 @@ inline F swiglu(F gate, F up) {
   return mul(mul(gate, up), _mm512_rcp14_ps(add(set1(1.0f), e)));
 }
 
-// As rows of tiles for the next product: [token tile][h_chunks] from column p.y_col on.
+// Writes rows of tiles for the next product: [token tile][h_chunks] from column p.y_col on.
+struct SwigluResults {
+  const WideProduct& p;
+  uint8_t* h;
+  int h_chunks;
+
+  void finish(const Item& item, const uint8_t* sums) const {
+    const F factor = set1(kActivationFactor), gate = item.pair.factors[0].down, up = item.pair.factors[1].down;
+    const __m512i order = _mm512_set_epi32(15, 13, 11, 9, 14, 12, 10, 8, 7, 5, 3, 1, 6, 4, 2, 0);
+    const int column = p.y_col + item.number * kWideRows;
+    for (int i = 0; i < item.m; ++i) {
+      uint8_t* const to = h + (static_cast<int64_t>(item.tile + i) * h_chunks + column / kChunk) * kTileBytes + column % kChunk * 2;
+      for (int t = 0; t < kTileTokenRows; ++t) {
+        const F y = swiglu(mul(sums_row(sums, i, t, 0), gate), mul(sums_row(sums, i, t, 1), up));
+        const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_permutexvar_ps(order, mul(y, factor)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + t * kRowBytes), reinterpret_cast<__m256i>(rounded));
+      }
+    }
+  }
+};
 template <Codec C>
 void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p, uint8_t* h, int h_chunks) {
   const TileScope scope(kBf16Shapes);
@@ -271,25 +311,13 @@ void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p,
   const int64_t chunks = static_cast<int64_t>(gate.n_units) * gate.unit_elems / kChunk;
   const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (gate.n_rows + kWideRows - 1) / kWideRows;
   const int block = tokens_block(chunks);
-  const F factor = set1(kActivationFactor);
-  const __m512i order = _mm512_set_epi32(15, 13, 11, 9, 14, 12, 10, 8, 7, 5, 3, 1, 6, 4, 2, 0);
-  for (int begin = 0; begin < n_tiles; begin += block) {
-    const int end = n_tiles - begin < block ? n_tiles : begin + block;
-    for (int g = 0; g < n_groups; ++g) {
-      const RowPair pair = row_pair<C>(gate, gate.data + g * group_bytes, up.data + g * group_bytes);
-      const int column = p.y_col + g * kWideRows;
-      multiply_pair<C>(pair, p.tiles, begin, end, p.scratch, [&](const uint8_t* from, int tile, int m) {
-        for (int i = 0; i < m; ++i) {
-          uint8_t* const to = h + (static_cast<int64_t>(tile + i) * h_chunks + column / kChunk) * kTileBytes + column % kChunk * 2;
-          for (int t = 0; t < kTileTokenRows; ++t) {
-            const F y = swiglu(mul(sums_row(from, i, t, 0), pair.factors[0].down), mul(sums_row(from, i, t, 1), pair.factors[1].down));
-            const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_permutexvar_ps(order, mul(y, factor)));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + t * kRowBytes), reinterpret_cast<__m256i>(rounded));
-          }
-        }
-      });
-    }
-  }
+  const auto pair_at = [&](int g) { return row_pair<C>(gate, gate.data + g * group_bytes, up.data + g * group_bytes); };
+  const SwigluResults context{p, h, h_chunks};
+  const Results results{&context, [](const void* from, const Item& item, const uint8_t* sums) {
+                          static_cast<const SwigluResults*>(from)->finish(item, sums);
+                        }};
+  for (int begin = 0; begin < n_tiles; begin += block)
+    multiply_pairs<C>(n_groups, pair_at, p.tiles, chunks, {begin, n_tiles - begin < block ? n_tiles : begin + block}, p.scratch, results);
 }
 
 inline void gather_bf16(const float* const* x, int n_tokens, int n_cols, uint8_t* tiles) {

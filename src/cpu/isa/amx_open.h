@@ -157,39 +157,50 @@ inline I look_up_halves(const HalfTable& t, I index) { return _mm512_permutexvar
 template <Codec C>
 inline constexpr bool kFiveBits = C == Codec::q5_0 || C == Codec::q5_1 || C == Codec::q5_k;
 
-// The numbers (code - offset) of a chunk as f16 in the order of a tile of pairs.
+// The numbers (code - offset) of a chunk as f16 in the order of a tile of pairs, eight columns at a time.
 template <Codec C>
-inline void half_codes(const WideCodec<C>& codec, int c, I* numbers) {
-  constexpr int kOffset = WideCodec<C>::kOffset;
-  if constexpr (requires { codec.nibbles(c); }) {
-    alignas(64) static constexpr HalfTable kTable = nibble_table<C>();
-    const uint8_t* const from = codec.nibbles(c);
-#pragma GCC unroll 4
-    for (int i = 0; i < kSteps / 2; ++i) {
-      const I r = load_bytes(from + kStepBytes * i);
-      numbers[4 * i] = look_up_halves(kTable, r);
-      numbers[4 * i + 1] = look_up_halves(kTable, shr16(r, 4));
-      numbers[4 * i + 2] = look_up_halves(kTable, shr16(r, 8));
-      numbers[4 * i + 3] = look_up_halves(kTable, shr16(r, 12));
-    }
-  } else {
-    I codes[kSteps];
-    codec.codes(c, codes);
-#pragma GCC unroll 8
-    for (int s = 0; s < kSteps; ++s) {
-      I &low = numbers[4 * (s / 2) + s % 2], &high = numbers[4 * (s / 2) + s % 2 + 2];
-      if constexpr (kFiveBits<C>) {
-        alignas(64) static constexpr HalfTable kTable = five_bit_table<kOffset>();
-        low = look_up_halves(kTable, codes[s]);
-        high = look_up_halves(kTable, shr16(codes[s], 8));
-      } else {  // beside the exponent of 1024 a code is the number 1024 + code
-        const I base = words(half_of_integer(1024 + kOffset));
-        low = half_sub(_mm512_ternarylogic_epi32(codes[s], words(0xff), words(0x6400), 0xea), base);
-        high = half_sub(ior(shr16(codes[s], 8), words(0x6400)), base);
-      }
+class HalfCodes {
+ public:
+  HalfCodes(const WideCodec<C>& codec, int c) {
+    if constexpr (kNibbles) {
+      nibbles_ = codec.nibbles(c);
+    } else {
+      codec.codes(c, codes_);
     }
   }
-}
+  template <int kEight>
+  void get(I (&numbers)[4]) const {
+    if constexpr (kNibbles) {
+      alignas(64) static constexpr HalfTable kTable = nibble_table<C>();
+      const I r = load_bytes(nibbles_ + kStepBytes * kEight);
+      numbers[0] = look_up_halves(kTable, r);
+      numbers[1] = look_up_halves(kTable, shr16(r, 4));
+      numbers[2] = look_up_halves(kTable, shr16(r, 8));
+      numbers[3] = look_up_halves(kTable, shr16(r, 12));
+    } else {
+      get_step(codes_[2 * kEight], numbers[0], numbers[2]);
+      get_step(codes_[2 * kEight + 1], numbers[1], numbers[3]);
+    }
+  }
+
+ private:
+  static constexpr bool kNibbles = requires(const WideCodec<C>& codec) { codec.nibbles(0); };
+  static constexpr int kOffset = WideCodec<C>::kOffset;
+
+  static void get_step(I codes, I& low, I& high) {
+    if constexpr (kFiveBits<C>) {
+      alignas(64) static constexpr HalfTable kTable = five_bit_table<kOffset>();
+      low = look_up_halves(kTable, codes);
+      high = look_up_halves(kTable, shr16(codes, 8));
+    } else {  // beside the exponent of 1024 a code is the number 1024 + code
+      const I base = words(half_of_integer(1024 + kOffset));
+      low = half_sub(_mm512_ternarylogic_epi32(codes, words(0xff), words(0x6400), 0xea), base);
+      high = half_sub(ior(shr16(codes, 8), words(0x6400)), base);
+    }
+  }
+  const uint8_t* nibbles_ = nullptr;
+  I codes_[kSteps];
+};
 
 // bf16 of 2^-112 times the f16: the product is a / 8 rounded, its sign spread over the upper bits.
 inline I brain_of_half(I a) { return iand(_mm512_mulhrs_epi16(a, words(0x1000)), words(0x8fff)); }
@@ -199,29 +210,30 @@ struct Step {
   static constexpr int value = kNumber;
 };
 
-// Chunk c of a unit's 16 rows as a tile of pairs: [16 pairs of columns][16 rows][2]. Calls between(Step<0..2>) on the way, so that tiles
+constexpr int kOpenSteps = 4;  // of a chunk, eight columns each
+
+// Chunk c of a unit's 16 rows as a tile of pairs: [16 pairs of columns][16 rows][2]. Calls between(Step<0..3>) on the way, so that tiles
 // have work while the vector units do this.
 template <Codec C, typename Between>
 inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, int c, uint8_t* to, const Between& between) {
   using D = WideCodec<C>;
   I scale[kChunk / D::kSub], minus = iset1(0);
   scales.load(c, scale, minus);
-  I numbers[kChunk / 2];
-  half_codes<C>(codec, c, numbers);
-  const auto put = [&](int begin, int end) __attribute__((always_inline)) {
-#pragma GCC unroll 6
-    for (int i = begin; i < end; ++i) {
-      const I factor = scale[i / (D::kSub / 2)];
-      _mm512_store_si512(to + kRowBytes * i,
+  const HalfCodes<C> codes(codec, c);
+  const auto step = [&](auto eight) __attribute__((always_inline)) {
+    I numbers[4];
+    codes.template get<eight.value>(numbers);
+    between(eight);
+    const I factor = scale[eight.value * 8 / D::kSub];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      _mm512_store_si512(to + kRowBytes * (4 * eight.value + i),
                          brain_of_half(D::kMinimum ? half_fma(numbers[i], factor, minus) : half_mul(numbers[i], factor)));
-    }
   };
-  between(Step<0>{});
-  put(0, 6);
-  between(Step<1>{});
-  put(6, 12);
-  between(Step<2>{});
-  put(12, 16);
+  step(Step<0>{});
+  step(Step<1>{});
+  step(Step<2>{});
+  step(Step<3>{});
 }
 
 // Floats have no codes to open: their unit is all that there is.
@@ -262,8 +274,9 @@ struct OpenUnit<Codec::f16> {
 #pragma GCC unroll 16
     for (int i = 0; i < kChunk / 2; ++i) {
       if (i == 0) between(Step<0>{});
-      if (i == 6) between(Step<1>{});
-      if (i == 12) between(Step<2>{});
+      if (i == 4) between(Step<1>{});
+      if (i == 8) between(Step<2>{});
+      if (i == 12) between(Step<3>{});
       const F low = load_f16(from + kRowBytes * i), high = load_f16(from + kRowBytes * i + kRowBytes / 2);
       _mm512_store_si512(to + kRowBytes * i, interleave(reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low))));
     }
@@ -284,8 +297,9 @@ struct OpenUnit<Codec::fp8> {
 #pragma GCC unroll 8
     for (int i = 0; i < kSteps; ++i) {  // four columns
       if (i == 0) between(Step<0>{});
-      if (i == 3) between(Step<1>{});
-      if (i == 6) between(Step<2>{});
+      if (i == 2) between(Step<1>{});
+      if (i == 4) between(Step<2>{});
+      if (i == 6) between(Step<3>{});
       const I code = load_bytes(codes + (c * kSteps + i) * kRowBytes);
       const I even = iand(_mm512_srai_epi16(shl16(code, 8), 1), mask), odd = iand(_mm512_srai_epi16(code, 1), mask);
       uint8_t* const out = to + kRowBytes * (i / 2 * 4 + i % 2);

@@ -1,0 +1,62 @@
+// Blocks of tile products in bf16: M tiles of tokens times N groups of 16 weight rows, whose sums stay in tiles for all columns.
+//
+// Eight tiles hold 3 x 2 sums (seven loads for six products of a chunk of columns) or up to 6 x 1, so that weights which must be opened
+// are opened once for up to 96 tokens.
+#pragma once
+
+#include "cpu/isa/amx_open.h"
+#include "cpu/isa/amx_tiles.h"
+
+namespace cachalot::cpu {
+namespace {
+
+// Tiles 0 to 5 are sums, 6 tokens, 7 weights.
+constexpr TileShapes bf16_shapes() {
+  TileShapes s;
+  for (int t = 0; t < 8; ++t) s.set(t, kTileTokenRows, kRowBytes);
+  return s;
+}
+constexpr TileShapes kBf16Shapes = bf16_shapes();
+
+// Sums of tokens m and group n are in tile m N + n.
+template <int M, int N>
+struct TileBlock {
+  static_assert(M >= 1 && N >= 1 && M * N <= 6);
+  static constexpr int kProducts = M * N;
+
+  template <int kTile = 0>
+  static void zero() {
+    if constexpr (kTile < kProducts) {
+      tile_zero<kTile>();
+      zero<kTile + 1>();
+    }
+  }
+  // Tiles of sums, those of a tile of tokens `step` bytes apart.
+  template <int kTile = 0>
+  static void store(uint8_t* to, int64_t step) {
+    if constexpr (kTile < kProducts) {
+      tile_store<kTile>(to + kTile / N * step + kTile % N * kTileBytes, kRowBytes);
+      store<kTile + 1>(to, step);
+    }
+  }
+  // Product number kProduct of a chunk, with the loads that it needs: tiles of tokens lie a_step apart, groups of weights b_step. Of two
+  // groups every second tile of tokens begins with the second, which is still in its register.
+  template <int kProduct>
+  static void multiply(const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step) {
+    constexpr int m = kProduct / N, turn = kProduct % N, n = m % 2 == 0 ? turn : N - 1 - turn;
+    if constexpr (turn == 0) tile_load<6>(a + m * a_step, kRowBytes);
+    if constexpr (m == 0 || (N == 2 && turn == 1)) tile_load<7>(b + n * b_step, kRowBytes);
+    tile_dot_bf16<m * N + n, 6, 7>();
+  }
+  // Products [kBegin, kEnd) of a chunk.
+  template <int kBegin = 0, int kEnd = kProducts>
+  static void multiply_range(const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step) {
+    if constexpr (kBegin < kEnd) {
+      multiply<kBegin>(a, a_step, b, b_step);
+      multiply_range<kBegin + 1, kEnd>(a, a_step, b, b_step);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace cachalot::cpu
