@@ -73,12 +73,12 @@ const float* CpuOps::pack_tokens(const float* const* x, int n_tokens, int n) {
 // The tiles of an input whose rows, and for wide segments their rounded form, are known.
 void CpuOps::lay_out_tiles(const Segment& s, int n_tokens, int n, Input& input) {
   const TileKernels& tiles = kernels_.tiles;
-  const auto n_tiles = (n_tokens + kTileTokenRows - 1) / kTileTokenRows, chunks = n / kChunk;
+  const int n_tiles = tiles_of(n_tokens), chunks = n / kChunk, tile_rows = input.bf16 && s.wide ? even_tile_rows(n_tokens) : kTileTokenRows;
   const size_t tile_bytes = static_cast<size_t>(chunks) * kTileBytes, tile_sums = static_cast<size_t>(chunks) * kTileTokenRows;
   auto* const memory = take<uint8_t>(static_cast<size_t>(n_tiles) * tile_bytes);
   float* const sums = input.bf16 ? nullptr : take<float>(static_cast<size_t>(n_tiles) * tile_sums);
   const auto task = [&](int i, int) {
-    const int first = i * kTileTokenRows, rows = std::min(kTileTokenRows, n_tokens - first);
+    const int first = i * tile_rows, rows = std::min(tile_rows, n_tokens - first);
     uint8_t* const to = memory + static_cast<size_t>(i) * tile_bytes;
     if (!input.bf16) {
       tiles.gather_bytes(input.quantised + first, rows, n, to, sums + static_cast<size_t>(i) * tile_sums);
@@ -170,6 +170,7 @@ void CpuOps::multiply(const Job& job, const Segment& s, int segment, int row, in
   product.bias = bias(row);
   product.beta = beta;
   product.tiles = x.tiles;
+  if (x.bf16) product.tile_rows = even_tile_rows(job.n_tokens);
   product.sums = x.sums;
   product.scratch = reinterpret_cast<uint8_t*>(x.tiles != nullptr ? panel + panel_floats(w) : panel);
   if (s.wide) {

@@ -25,7 +25,8 @@ struct ExpertRun {
   const float* factors = nullptr;  // [n_rows]; null: the result is stored, not added
   uint8_t *tiles = nullptr, *h = nullptr;
 
-  [[nodiscard]] int n_tiles() const { return (n_rows + kTileTokenRows - 1) / kTileTokenRows; }
+  [[nodiscard]] int n_tiles() const { return tiles_of(n_rows); }
+  [[nodiscard]] int tile_rows() const { return even_tile_rows(n_rows); }
   [[nodiscard]] size_t tile_row_bytes() const { return static_cast<size_t>(up->padded_in / kChunk) * kTileBytes; }
   [[nodiscard]] int inner() const { return down->in; }
   [[nodiscard]] int inner_groups() const { return inner() / kWideRows; }
@@ -145,8 +146,8 @@ void CpuOps::run_experts(std::span<const ExpertRun> runs, int hidden) {
   const auto gather = [&](int index, int) {
     const Task& task = gathering[static_cast<size_t>(index)];
     const ExpertRun& run = *task.run;
-    const int first = task.begin * kTileTokenRows;
-    kernels.gather_bf16(run.in + first, std::min(kTileTokenRows, run.n_rows - first), run.up->padded_in,
+    const int first = task.begin * run.tile_rows();
+    kernels.gather_bf16(run.in + first, std::min(run.tile_rows(), run.n_rows - first), run.up->padded_in,
                         run.tiles + static_cast<size_t>(task.begin) * run.tile_row_bytes());
   };
   pool_->run(static_cast<int>(gathering.size()), std::cref(gather));
@@ -171,8 +172,11 @@ void CpuOps::run_experts(std::span<const ExpertRun> runs, int hidden) {
     const CpuPacked& w = *run.up;
     const Segment &first = w.segments.front(), &second = w.segments.back();
     const int row = task.begin * kWideRows, n = task.n * kWideRows;
-    const WideProduct p{
-        .y_col = row, .n_tokens = run.n_rows, .tiles = run.tiles, .scratch = reinterpret_cast<uint8_t*>(scratch(worker, scratch_floats))};
+    const WideProduct p{.y_col = row,
+                        .n_tokens = run.n_rows,
+                        .tiles = run.tiles,
+                        .tile_rows = run.tile_rows(),
+                        .scratch = reinterpret_cast<uint8_t*>(scratch(worker, scratch_floats))};
     kernels.swiglu[static_cast<int>(first.codec)](w.wide_rows(first, run.up_matrix, row, n),
                                                   w.wide_rows(second, run.up_matrix, row + (w.segments.size() == 1 ? run.inner() : 0), n),
                                                   p, run.h, run.inner() / kChunk);
@@ -186,7 +190,13 @@ void CpuOps::run_experts(std::span<const ExpertRun> runs, int hidden) {
     auto* const memory = reinterpret_cast<uint8_t*>(scratch(worker, scratch_floats));
     for (const ExpertRun& run : runs) {
       const Segment& s = run.down->segments.front();
-      const WideProduct p{.y = run.out, .y_col = row, .n_tokens = run.n_rows, .factors = run.factors, .tiles = run.h, .scratch = memory};
+      const WideProduct p{.y = run.out,
+                          .y_col = row,
+                          .n_tokens = run.n_rows,
+                          .factors = run.factors,
+                          .tiles = run.h,
+                          .tile_rows = run.tile_rows(),
+                          .scratch = memory};
       kernels.bf16[static_cast<int>(s.codec)](run.down->wide_rows(s, run.down_matrix, row, n), p);
     }
   };

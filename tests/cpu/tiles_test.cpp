@@ -33,7 +33,7 @@ std::vector<Format> wide_formats() {
 
 // Activations of some tokens, in every form, and room for the results.
 struct Tokens {
-  int n, cols, out;
+  int n, cols, out, tile_rows = kTileTokenRows;
   std::vector<float> x, y;
   std::vector<const float*> rows;
   std::vector<ActivationChunk> chunks;
@@ -54,7 +54,7 @@ struct Tokens {
       table.wide.quantise(rows.back(), cols, chunks.data() + t * n_chunks, scales.data() + t * groups);
       quantised.push_back({.chunks = chunks.data() + t * n_chunks, .scale = scales.data() + t * groups});
     }
-    const int n_tiles = (n + kTileTokenRows - 1) / kTileTokenRows;
+    const int n_tiles = tiles_of(n);
     tiles.resize(static_cast<size_t>(n_tiles * n_chunks * kTileBytes));
     sums.resize(static_cast<size_t>(n_tiles * n_chunks * kTileTokenRows));
     scratch = map_huge(table.tiles.scratch_bytes(cols));
@@ -63,11 +63,11 @@ struct Tokens {
   template <typename Gather>
   void lay_out(const Gather& gather) {
     const int n_chunks = cols / kChunk;
-    for (int t = 0; t < n; t += kTileTokenRows)
-      gather(t, std::min(kTileTokenRows, n - t), tiles.data() + t / kTileTokenRows * n_chunks * kTileBytes,
-             sums.data() + t / kTileTokenRows * n_chunks * kTileTokenRows);
+    for (int t = 0, tile = 0; t < n; t += tile_rows, ++tile)
+      gather(t, std::min(tile_rows, n - t), tiles.data() + tile * n_chunks * kTileBytes, sums.data() + tile * n_chunks * kTileTokenRows);
   }
   void lay_out_bf16(const KernelTable& table) {
+    tile_rows = even_tile_rows(n);
     lay_out([&](int first, int count, uint8_t* to, float*) { table.tiles.gather_bf16(rows.data() + first, count, cols, to); });
   }
   WideProduct product(const std::vector<float>& bias) {
@@ -78,6 +78,7 @@ struct Tokens {
             .bias = bias.data(),
             .beta = 0.5f,
             .tiles = tiles.data(),
+            .tile_rows = tile_rows,
             .sums = sums.data(),
             .scratch = reinterpret_cast<uint8_t*>(scratch.get())};
   }
@@ -165,6 +166,7 @@ TEST_F(Tiles, GatedProductsAreRowsOfTheNextTiles) {
   for (const int n_tokens : {9, 52}) {
     Tokens x(*table_, n_tokens, kIn, kInner), h(*table_, n_tokens, kInner, kInner);
     x.lay_out_bf16(*table_);
+    h.tile_rows = x.tile_rows;
     table_->tiles.swiglu[static_cast<int>(Codec::q8_0)](rows(0), rows(1), x.product(no_bias), h.tiles.data(), kInner / kChunk);
     table_->tiles.bf16[static_cast<int>(Codec::bf16)](rows(2), h.product(no_bias));
     for (int r = 0; r < kInner; ++r) {

@@ -223,7 +223,7 @@ struct PairResults {
     const F first = factors[0].down, second = factors[1].down;
     const bool whole = row + 2 * kWideRows <= n_rows && p.bias == nullptr;
     for (int i = 0; i < m; ++i) {
-      const int t0 = (tile + i) * kTileTokenRows, n = p.n_tokens - t0 < kTileTokenRows ? p.n_tokens - t0 : kTileTokenRows;
+      const int t0 = (tile + i) * p.tile_rows, n = p.n_tokens - t0 < p.tile_rows ? p.n_tokens - t0 : p.tile_rows;
       if (whole && p.factors != nullptr) {
         for (int t = 0; t < n; ++t) {
           float* const y = p.y[t0 + t] + p.y_col + row;
@@ -255,10 +255,10 @@ struct PairResults {
 
 template <Codec C>
 void bf16_product(const WideRows& w, const WideProduct& p) {
-  const TileScope scope(kBf16Shapes);
+  const TileScope scope(bf16_shapes(p.tile_rows));
   const int64_t group_bytes = static_cast<int64_t>(w.n_units) * w.unit_bytes;
   const int64_t chunks = static_cast<int64_t>(w.n_units) * w.unit_elems / kChunk;
-  const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
+  const int n_tiles = tiles_of(p.n_tokens), n_groups = (w.n_rows + kWideRows - 1) / kWideRows;
   const int block = tokens_block(chunks);
   const auto pair_at = [&](int i) {
     const int g = 2 * i, other = g + 1 < n_groups ? g + 1 : g;
@@ -296,7 +296,7 @@ struct SwigluResults {
     const int column = p.y_col + item.number * kWideRows;
     for (int i = 0; i < item.m; ++i) {
       uint8_t* const to = h + (static_cast<int64_t>(item.tile + i) * h_chunks + column / kChunk) * kTileBytes + column % kChunk * 2;
-      for (int t = 0; t < kTileTokenRows; ++t) {
+      for (int t = 0; t < p.tile_rows; ++t) {
         const F y = swiglu(mul(sums_row(sums, i, t, 0), gate), mul(sums_row(sums, i, t, 1), up));
         const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_permutexvar_ps(order, mul(y, factor)));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + t * kRowBytes), reinterpret_cast<__m256i>(rounded));
@@ -306,10 +306,10 @@ struct SwigluResults {
 };
 template <Codec C>
 void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p, uint8_t* h, int h_chunks) {
-  const TileScope scope(kBf16Shapes);
+  const TileScope scope(bf16_shapes(p.tile_rows));
   const int64_t group_bytes = static_cast<int64_t>(gate.n_units) * gate.unit_bytes;
   const int64_t chunks = static_cast<int64_t>(gate.n_units) * gate.unit_elems / kChunk;
-  const int n_tiles = (p.n_tokens + kTileTokenRows - 1) / kTileTokenRows, n_groups = (gate.n_rows + kWideRows - 1) / kWideRows;
+  const int n_tiles = tiles_of(p.n_tokens), n_groups = (gate.n_rows + kWideRows - 1) / kWideRows;
   const int block = tokens_block(chunks);
   const auto pair_at = [&](int g) { return row_pair<C>(gate, gate.data + g * group_bytes, up.data + g * group_bytes); };
   const SwigluResults context{p, h, h_chunks};

@@ -11,12 +11,13 @@ namespace cachalot::cpu {
 namespace {
 
 // Tiles 0 to 5 are sums, 6 tokens, 7 weights.
-constexpr TileShapes bf16_shapes() {
+constexpr TileShapes bf16_shapes(int tile_rows) {
   TileShapes s;
-  for (int t = 0; t < 8; ++t) s.set(t, kTileTokenRows, kRowBytes);
+  for (int t = 0; t < 7; ++t) s.set(t, tile_rows, kRowBytes);
+  s.set(7, kWideRows, kRowBytes);
   return s;
 }
-constexpr TileShapes kBf16Shapes = bf16_shapes();
+constexpr TileShapes kBf16Shapes = bf16_shapes(kTileTokenRows);
 
 // Sums of tokens m and group n are in tile m N + n.
 template <int M, int N>

@@ -153,6 +153,7 @@ struct WideProduct {
   // Products on tiles only:
   const float* factors = nullptr;  // bf16: [n_tokens] or null; y += factor * product, instead of bias and beta
   const uint8_t* tiles = nullptr;  // the tokens' activations, as TileKernels lays them out
+  int tile_rows = 16;              // tokens of a tile of bf16; of the last one, what is left
   const float* sums = nullptr;     // byte products: [tile][n / 32][16 tokens] float_sum
   uint8_t* scratch = nullptr;      // WideKernels' or TileKernels' scratch_bytes for the call, aligned to 64
 };
@@ -171,8 +172,11 @@ struct WideKernels {
 
 inline constexpr int kTileTokenRows = 16;  // tokens of a tile of activations
 inline constexpr int kTileBytes = 1024;    // of such a tile: 16 rows of 64 bytes
+constexpr int tiles_of(int n_tokens) { return (n_tokens + kTileTokenRows - 1) / kTileTokenRows; }
+// A tile is multiplied in a time that grows with its rows, so as few tiles as can be share the tokens evenly.
+constexpr int even_tile_rows(int n_tokens) { return (n_tokens + tiles_of(n_tokens) - 1) / tiles_of(n_tokens); }
 
-// Activations of 16 tokens and 32 columns are a tile, tiles lie [token tile][n / 32], tokens past the end are zero:
+// Activations of up to 16 tokens and 32 columns are a tile, tiles lie [token tile][n / 32], tokens past the end are zero:
 //   bytes    [16 tokens]: upper[32], lower[32] of an ActivationChunk
 //   bf16     [16 tokens][32] times 2^64, of every eight columns the even ones first; or as pairs [16 pairs of columns][16 tokens][2]
 struct TileKernels {
