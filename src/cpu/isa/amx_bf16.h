@@ -85,7 +85,7 @@ struct Ring {
 template <Codec C, int M>
 void multiply_item(const Item& item, const Item* next, const Item* before, const uint8_t* a, Ring ring, uint8_t* sums,
                    const uint8_t* sums_before, const Results& results) {
-  using Block = TileBlock<M, 2>;
+  using Block = TileBlock<M>;
   constexpr int kParts = 2 * kOpenSteps;
   const int64_t n = item.pair.chunks(), a_step = n * kTileBytes, ahead = n < kAheadChunks ? n : kAheadChunks;
   const int64_t take_at = n < kFinishChunk ? n : kFinishChunk;
@@ -119,7 +119,7 @@ struct WeightTiles {
 };
 template <int M>
 void multiply_tiles(const WeightTiles& w, int64_t chunks, const uint8_t* a, bool asks, uint8_t* sums) {
-  using Block = TileBlock<M, 2>;
+  using Block = TileBlock<M>;
   const int64_t a_step = chunks * kTileBytes;
   const uint8_t* b = w.data;
   Block::zero();

@@ -1,7 +1,6 @@
-// Blocks of tile products in bf16: M tiles of tokens times N groups of 16 weight rows, whose sums stay in tiles for all columns.
-//
-// Eight tiles hold 3 x 2 sums (seven loads for six products of a chunk of columns) or up to 6 x 1, so that weights which must be opened
-// are opened once for up to 96 tokens.
+// Blocks of tile products in bf16: M tiles of tokens times two groups of 16 weight rows, whose sums stay in tiles for all columns. Three
+// are the most that eight tiles hold: six of sums, one of tokens and one of weights, seven loads for the six products of a chunk of
+// columns.
 #pragma once
 
 #include "cpu/isa/amx_open.h"
@@ -19,11 +18,11 @@ constexpr TileShapes bf16_shapes(int tile_rows) {
 }
 constexpr TileShapes kBf16Shapes = bf16_shapes(kTileTokenRows);
 
-// Sums of tokens m and group n are in tile m N + n.
-template <int M, int N>
+// Sums of tokens m and group n are in tile 2 m + n.
+template <int M>
 struct TileBlock {
-  static_assert(M >= 1 && N >= 1 && M * N <= 6);
-  static constexpr int kProducts = M * N;
+  static_assert(M >= 1 && M <= 3);
+  static constexpr int kProducts = 2 * M;
 
   template <int kTile = 0>
   static void zero() {
@@ -36,18 +35,18 @@ struct TileBlock {
   template <int kTile = 0>
   static void store(uint8_t* to, int64_t step) {
     if constexpr (kTile < kProducts) {
-      tile_store<kTile>(to + kTile / N * step + kTile % N * kTileBytes, kRowBytes);
+      tile_store<kTile>(to + kTile / 2 * step + kTile % 2 * kTileBytes, kRowBytes);
       store<kTile + 1>(to, step);
     }
   }
-  // Product number kProduct of a chunk, with the loads that it needs: tiles of tokens lie a_step apart, groups of weights b_step. Of two
-  // groups every second tile of tokens begins with the second, which is still in its register.
+  // Product number kProduct of a chunk, with the loads that it needs: tiles of tokens lie a_step apart, groups of weights b_step. Every
+  // second tile of tokens begins with the second group, which is still in its register.
   template <int kProduct>
   static void multiply(const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step) {
-    constexpr int m = kProduct / N, turn = kProduct % N, n = m % 2 == 0 ? turn : N - 1 - turn;
+    constexpr int m = kProduct / 2, turn = kProduct % 2, n = m % 2 == 0 ? turn : 1 - turn;
     if constexpr (turn == 0) tile_load<6>(a + m * a_step, kRowBytes);
-    if constexpr (m == 0 || (N == 2 && turn == 1)) tile_load<7>(b + n * b_step, kRowBytes);
-    tile_dot_bf16<m * N + n, 6, 7>();
+    if constexpr (m == 0 || turn == 1) tile_load<7>(b + n * b_step, kRowBytes);
+    tile_dot_bf16<2 * m + n, 6, 7>();
   }
   // Products [kBegin, kEnd) of a chunk.
   template <int kBegin = 0, int kEnd = kProducts>
