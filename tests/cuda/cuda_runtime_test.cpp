@@ -75,7 +75,7 @@ TEST(CudaMemoryPlan, LeavesRoomForWhatWasMeasured) {
   std::printf("%s\n", plan.text().c_str());
   EXPECT_EQ(plan.total, before.total);
   EXPECT_GT(plan.step, 0u);
-  EXPECT_GT(plan.graphs, 0u);
+  EXPECT_LT(plan.graphs, size_t{64} << 20);  // none where other programs give memory back meanwhile
   KvCache cache(*model.ops, model.config, KvFormat::bf16, 16, plan.n_blocks);
   Runner runner(*model.ops, model.decoder, cache, limits);
   runner.rehearse();
