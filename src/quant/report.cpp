@@ -8,6 +8,8 @@
 namespace cachalot {
 
 std::vector<std::string> advice(const QuantizeReport& report, const ReportContext& context) {
+  // English law loses 1.23 times what prose does when prose alone was calibrated on, and 0.7 of that with law of its own.
+  constexpr double kWorthTelling = 1.15;
   std::vector<std::string> out;
   const DomainLoss* all = report.domains.empty() ? nullptr : &report.domains.back();
   for (const DomainLoss& d : report.domains) {
@@ -26,7 +28,7 @@ std::vector<std::string> advice(const QuantizeReport& report, const ReportContex
         }
       if (tokens > 0.0) reference = sum / tokens;
     }
-    if (!was && d.divergence.kl > 1.3 * reference)
+    if (!was && d.divergence.kl > kWorthTelling * reference)
       out.push_back(
           fmt::format("\"{}\" loses {:.1f} times as much (mean KL {:.4f} against {:.4f}) and was not calibrated on: add --domain {}=FILE "
                       "with text of its kind",

@@ -18,7 +18,7 @@ struct ReportContext {
 nlohmann::ordered_json report_json(const QuantizeReport& report, const ReportContext& context);
 std::string report_markdown(const QuantizeReport& report, const ReportContext& context);
 
-// What the numbers ask for, a sentence each: domains that lost far more than the others and whether they were calibrated on, starved
+// What the numbers ask for, a sentence each: domains that lost more than others and whether they were calibrated on, starved
 // experts, fallbacks.
 std::vector<std::string> advice(const QuantizeReport& report, const ReportContext& context);
 

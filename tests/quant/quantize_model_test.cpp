@@ -287,7 +287,7 @@ TEST(Calibration, ReadsJsonLines) {
 TEST(Report, NamesTheDomainThatWasNotCalibratedOn) {
   QuantizeReport report;
   report.domains = {
-      {"english", {.tokens = 100, .kl = 0.04}}, {"legal", {.tokens = 100, .kl = 0.09}}, {"all", {.tokens = 200, .kl = 0.065}}};
+      {"english", {.tokens = 100, .kl = 0.034}}, {"legal", {.tokens = 100, .kl = 0.041}}, {"all", {.tokens = 200, .kl = 0.0375}}};
   report.experts = {{1, 0, 500, false}, {1, 1, 3, true}};
   ReportContext context;
   DomainStats english;
