@@ -35,7 +35,7 @@ struct QuantizeFlags {
   std::vector<std::string> domains, calibration, evaluation, rules, keep;
   int threads = 0, window = 512, held_out_windows = 8, min_expert_tokens = 256;
   int64_t tokens = 65536;
-  double damping = 0.01, target_bits = 0.0, target_ppl = 0.0, shard_gigabytes = 5.0;
+  double damping = 0.0, target_bits = 0.0, target_ppl = 0.0, shard_gigabytes = 5.0;
   bool resume = false, force = false, quiet = false, json = false, chat = false, all_experts = false, plain = false,
        quantized_inputs = false, no_act_order = false, dry_run = false, measure = false, span = false;
 };
@@ -481,10 +481,9 @@ void add_quantize_command(CLI::App& app, Context& context) {
                    "Search the mix of types: the smallest whose perplexity is at most X times the original's")
       ->type_name("X")
       ->check(number_between(1, 10));
-  command->add_option("--damping", flags->damping, "GPTQ: share of the mean diagonal added to it")
+  command->add_option("--damping", flags->damping, "GPTQ: share of the mean diagonal added to it [what held-out tokens show]")
       ->type_name("X")
-      ->check(number_between(1e-6, 1))
-      ->default_str("0.01");
+      ->check(number_between(1e-6, 1));
   command->add_flag("--no-act-order", flags->no_act_order, "GPTQ: columns in their own order");
   command->add_flag("--quantized-inputs", flags->quantized_inputs, "GPTQ: do not aim at the unquantized model's outputs");
   command->add_flag("--span", flags->span, "Integer groups and FP8 blocks: scales from the largest weight, not the best fit");

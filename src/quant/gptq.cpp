@@ -14,6 +14,7 @@ namespace cachalot {
 namespace {
 
 constexpr int kBlock = 128;  // columns
+constexpr float kUsualDamping = 0.01f;
 
 // The grid with the rows of a group of 16 in lanes: [groups, runs] of them.
 struct LaneGrid {
@@ -106,21 +107,19 @@ CACHALOT_LANES_FUNCTION(run_code_walk, CodeWalk, walk_codes)
 
 }  // namespace
 
-ErrorFeedback::ErrorFeedback(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& options)
-    : ops_(ops), pool_(pool), n_(moments.n) {
-  double mean = 0.0;
-  for (const double s : moments.square) mean += s / n_;
-  if (!(mean > 0.0) || !std::isfinite(static_cast<float>(mean))) mean = 1.0;  // no token, or an overflow: plain rounding
-  damping_ = static_cast<float>(static_cast<double>(options.damping) * mean);
+ErrorFeedback::ErrorFeedback(Ops& ops, ThreadPool& pool, const std::vector<float>& gram, int n, const GptqOptions& options)
+    : ops_(ops), pool_(pool), n_(n) {
   const auto N = static_cast<size_t>(n_);
-  const std::vector<float>& gram = moments.gram(ops);
+  double mean = 0.0;
+  for (size_t k = 0; k < N; ++k) mean += static_cast<double>(gram[k * N + k]) / n_;
+  if (!(mean > 0.0) || !std::isfinite(static_cast<float>(mean))) mean = 1.0;  // no token, or an overflow: plain rounding
   order_.resize(N);
   std::iota(order_.begin(), order_.end(), 0);
   const auto diagonal = [&](int k) { return gram[static_cast<size_t>(k) * N + static_cast<size_t>(k)]; };
   if (options.act_order) std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return diagonal(a) > diagonal(b); });
   // R is the Cholesky factor of G with rows and columns reversed, reversed again. Row k of factor_ is column k of R.
   std::vector<float> reversed(N * N);
-  for (float share = options.damping;; share *= 10.0f) {
+  for (float share = options.damping > 0.0f ? options.damping : kUsualDamping;; share *= 10.0f) {
     damping_ = static_cast<float>(static_cast<double>(share) * mean);
     pool.run(n_, [&](int task, int) {
       const auto i = static_cast<size_t>(task);
@@ -180,6 +179,54 @@ void ErrorFeedback::choose_codes(QuantizedStack& stack, int m, std::span<const f
                strided(carried.data() + static_cast<size_t>(end) * stride, n_ - end, out, stride), 1.0f);
   }
   pool_.run(out, [&](int row, int) { stack.write_codes(m, row, codes.data() + static_cast<size_t>(row) * N); });
+}
+
+float best_damping(Ops& ops, ThreadPool& pool, const Moments& moments, const Scheme& scheme, std::span<const float> values, int out,
+                   std::span<const float> importance, RangeSearch search) {
+  const View held_out = moments.held_out_rows();
+  if (held_out.n_rows() == 0) return kUsualDamping;
+  const int n = moments.n, tokens = held_out.n_rows();
+  const auto N = static_cast<size_t>(n);
+  constexpr int kSampleRows = 64;  // rows are alike enough to choose by
+  std::vector<float> sample;
+  int rows = 0;
+  for (int r = 0; r < out; r += std::max(1, out / kSampleRows), ++rows) {
+    const auto from = values.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(r) * N);
+    sample.insert(sample.end(), from, from + n);
+  }
+  std::vector<float> of_others = moments.gram(ops), columns = transposed(held_out), negated = columns;
+  for (float& v : negated) v = -v;
+  multiply(ops, View::matrix(columns.data(), DType::f32, n, tokens), View::matrix(negated.data(), DType::f32, n, tokens),
+           View::matrix(of_others.data(), DType::f32, n, n), 1.0f);
+  QuantizedStack stack("sample", scheme, 1, rows, n);
+  stack.round_to_nearest(0, sample, importance, search, pool);
+  std::vector<float> difference(sample.size()), error(static_cast<size_t>(tokens) * static_cast<size_t>(rows));
+  const auto error_with = [&](float damping) {
+    ErrorFeedback(ops, pool, of_others, n, {.damping = damping}).choose_codes(stack, 0, sample);
+    for (int r = 0; r < rows; ++r) stack.dequant(0, r, difference.data() + static_cast<size_t>(r) * N);
+    for (size_t i = 0; i < sample.size(); ++i) difference[i] -= sample[i];
+    multiply(ops, held_out, View::matrix(difference.data(), DType::f32, rows, n), View::matrix(error.data(), DType::f32, tokens, rows),
+             0.0f);
+    double sum = 0.0;
+    for (const float v : error) sum += static_cast<double>(v) * v;
+    return sum;
+  };
+  // From the usual one to the better side, as far as it goes on getting better.
+  constexpr float kStep = 3.1622777f, kLeast = 1e-3f, kMost = 10.0f;
+  float best = kUsualDamping;
+  double least = error_with(best);
+  const auto walk = [&](float step) {
+    const float first = best;
+    for (float damping = best * step; damping > kLeast && damping < kMost; damping *= step) {
+      const double sum = error_with(damping);
+      if (!(sum < least)) break;
+      least = sum;
+      best = damping;
+    }
+    return best != first;
+  };
+  if (!walk(kStep)) walk(1.0f / kStep);
+  return best;
 }
 
 }  // namespace cachalot

@@ -121,10 +121,12 @@ ErrorSums LayerQuantizer::quantize_matrix(QuantizedStack& stack, int m, std::vec
     left += input->earlier_errors().choice().error;
     ++matrices;
   }
-  stack.round_to_nearest(m, values, weigh ? std::span<const float>(importance) : std::span<const float>{}, recipe_.search, pool_);
+  const std::span<const float> weights = weigh ? std::span<const float>(importance) : std::span<const float>{};
+  stack.round_to_nearest(m, values, weights, recipe_.search, pool_);
   if (feeds && recipe_.uses_gptq()) {
-    input->feedback().choose_codes(stack, m, values);
-    refine_codes(ops_, *moments, input->feedback().damping(), stack, m, values, pool_);
+    const ErrorFeedback& feedback = input->feedback(stack.scheme(), values, s.out, weights, recipe_.search);
+    feedback.choose_codes(stack, m, values);
+    refine_codes(ops_, *moments, feedback.damping(), stack, m, values, pool_);
   }
   if (moments == nullptr || !moments->has_gram()) return weighted_error(stack, m, wanted, importance);
   // A sample of rows is enough to report by; of a stack, fewer of each matrix.

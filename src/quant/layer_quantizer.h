@@ -50,8 +50,13 @@ class CalibratedInput {
   CalibratedInput(Ops& ops, ThreadPool& pool, const Moments& moments, const GptqOptions& gptq)
       : ops_(ops), pool_(pool), moments_(moments), gptq_(gptq) {}
   [[nodiscard]] const Moments& moments() const { return moments_; }
-  const ErrorFeedback& feedback() {
-    if (!feedback_) feedback_ = std::make_unique<ErrorFeedback>(ops_, pool_, moments_, gptq_);
+  // The first matrix, values [out, in], decides on the damping where the recipe leaves it open.
+  const ErrorFeedback& feedback(const Scheme& scheme, std::span<const float> values, int out, std::span<const float> importance,
+                                RangeSearch search) {
+    if (feedback_) return *feedback_;
+    GptqOptions options = gptq_;
+    if (!(options.damping > 0.0f)) options.damping = best_damping(ops_, pool_, moments_, scheme, values, out, importance, search);
+    feedback_ = std::make_unique<ErrorFeedback>(ops_, pool_, moments_, options);
     return *feedback_;
   }
   EarlierErrors& earlier_errors() {

@@ -224,6 +224,45 @@ TEST(Gptq, LeavesFarLessOutputErrorThanRounding) {
   }
 }
 
+// Codes that learn few tokens by heart lose on others; more damping helps there, and is found.
+TEST(Gptq, FewTokensAreDampedMore) {
+  constexpr int kColumns = 256, kRows = 200, kFresh = 400, kOut = 32;
+  Fixture f;
+  std::vector<float> x = random_floats(size_t{kRows} * kColumns, 3), fresh = random_floats(size_t{kFresh} * kColumns, 4),
+                     w = random_floats(size_t{kOut} * kColumns, 5, 0.05f);
+  std::vector<uint8_t> held_out(kRows);
+  for (int t = 0; t < kRows; t += 4) held_out[static_cast<size_t>(t)] = 1;
+  Moments m(kColumns, true, true), unchecked(kColumns, true, true);
+  m.add(*f.ops, view(x, kRows, kColumns), nullptr, view(x, kRows, kColumns), held_out.data());
+  unchecked.add(*f.ops, view(x, kRows, kColumns), nullptr, view(x, kRows, kColumns));
+  const Scheme scheme{Format::int4_planar, 128, false};
+  const auto damping_by = [&](const Moments& moments) {
+    return best_damping(*f.ops, f.pool, moments, scheme, w, kOut, {}, RangeSearch::fit);
+  };
+  const auto error_on_fresh = [&](float damping) {
+    QuantizedStack stack("w", scheme, 1, kOut, kColumns);
+    stack.round_to_nearest(0, w, {}, RangeSearch::fit, f.pool);
+    ErrorFeedback(*f.ops, f.pool, m, {.damping = damping}).choose_codes(stack, 0, w);
+    std::vector<float> row(kColumns);
+    double sum = 0.0;
+    for (int o = 0; o < kOut; ++o) {
+      stack.dequant(0, o, row.data());
+      for (int t = 0; t < kFresh; ++t) {
+        double d = 0.0;
+        for (int k = 0; k < kColumns; ++k)
+          d += static_cast<double>(fresh[static_cast<size_t>(t * kColumns + k)]) *
+               (w[static_cast<size_t>(o * kColumns + k)] - row[static_cast<size_t>(k)]);
+        sum += d * d;
+      }
+    }
+    return sum;
+  };
+  const float found = damping_by(m);
+  EXPECT_GT(found, 0.1f);
+  EXPECT_LT(error_on_fresh(found), 0.9 * error_on_fresh(0.01f));
+  EXPECT_EQ(damping_by(unchecked), 0.01f);
+}
+
 TEST(Gptq, RefiningLowersTheErrorFurther) {
   Fixture f(640);  // more columns than are refined at once, and not a multiple
   for (const Scheme& scheme :
