@@ -1,6 +1,7 @@
 // What the kernels of prompts' attention share: a chunk's result joins that of the chunks before.
 #pragma once
 
+#include "cuda/attention_kernels.h"
 #include "cuda/device.cuh"
 
 namespace cachalot::cuda {
@@ -13,6 +14,20 @@ struct LseMerge {
     total = m + logf(expf(lse_here - m) + expf(lse_before - m));
     before = expf(lse_before - total);
     here = expf(lse_here - total);
+  }
+};
+
+// What a row's sums are multiplied by, and what is there; a quad of lanes has one row. lse_here: log of its sum of exponentials, `sum`.
+struct RowWeights {
+  float before = 0.0f, here;
+  __device__ RowWeights(const FlashArgs& a, int row, int head, float lse_here, float sum) : here(1.0f / sum) {
+    if (a.lse == nullptr) return;
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    float& lse = a.lse[static_cast<int64_t>(row) * a.heads + head];
+    const LseMerge merge(lse_here, lse);
+    before = merge.before, here *= merge.here;
+    __syncwarp(0xfu << (lane & ~3));
+    if ((lane & 3) == 0) lse = merge.total;
   }
 };
 

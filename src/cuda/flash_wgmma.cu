@@ -239,17 +239,11 @@ __global__ __launch_bounds__(kThreads, 1) void flash_wgmma_kernel(const __grid_c
       sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
       const int row = my_row + 8 * h;
       if (row >= run.n_q || sum[h] == 0.0f) continue;
-      float before = 0.0f, add = 1.0f / sum[h];
-      if (a.lse != nullptr) {
-        float& lse = a.lse[static_cast<int64_t>(run.q_begin + row) * a.heads + item.head];
-        const LseMerge merge((largest[h] * scale + log2f(sum[h])) * 0.69314718f, lse);
-        before = merge.before, add *= merge.here;
-        __syncwarp(0xfu << (lane & ~3));
-        if (c == 0) lse = merge.total;
-      }
+      const RowWeights weight(a, run.q_begin + row, item.head, (largest[h] * scale + log2f(sum[h])) * 0.69314718f, sum[h]);
       Out* out = static_cast<Out*>(a.out.data) + (run.q_begin + row) * a.out.stride + item.head * kV + 2 * c;
 #pragma unroll
-      for (int n = 0; n < kV / 8; ++n) store_pair(out + 8 * n, acc[4 * n + 2 * h] * add, acc[4 * n + 2 * h + 1] * add, before);
+      for (int n = 0; n < kV / 8; ++n)
+        store_pair(out + 8 * n, acc[4 * n + 2 * h] * weight.here, acc[4 * n + 2 * h + 1] * weight.here, weight.before);
     }
   }
 #else
