@@ -101,12 +101,19 @@ void CudaOps::attend(const Attn& attn, View q, View out) {
                  args.heads % l.heads == 0 && out.n_cols() == args.heads * l.v_dim);
   if (args.n_rows == 0) return;
   if (attend_flash(attn, args, q, out)) return;
+  attend_rows(args, attn.batch->max_kv);
+}
+
+// Each row by itself, its context in parts where few rows would leave multiprocessors idle.
+void CudaOps::attend_rows(AttendArgs args, int max_kv) {
   const MlaKernel kernel = mla_decode_kernel_for(args, hopper_);
-  if (kernel == MlaKernel::none) return done(launch_attend_generic(args, stream_), "attend");
+  const bool gqa = kernel == MlaKernel::none && gqa_decode_supports(args);
+  if (kernel == MlaKernel::none && !gqa) return done(launch_attend_generic(args, stream_), "attend");
   const size_t mark = temp_mark();
-  args.n_splits = mla_decode_splits(kernel, args.n_rows, args.heads, attn.batch->max_kv);
-  if (args.n_splits > 1) args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (l.v_dim + 1)).data);
-  done(launch_mla_decode(args, kernel, stream_), "attend");
+  args.n_splits = gqa ? gqa_decode_splits(args, max_kv) : mla_decode_splits(kernel, args.n_rows, args.heads, max_kv);
+  if (args.n_splits > 1)
+    args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (args.layout.v_dim + 1)).data);
+  done(gqa ? launch_gqa_decode(args, stream_) : launch_mla_decode(args, kernel, stream_), "attend");
   temp_release(mark);
 }
 

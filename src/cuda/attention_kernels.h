@@ -49,6 +49,7 @@ cudaError_t launch_kv_gather(const void* pages, const KvLayout& layout, const in
                              Mat out, cudaStream_t stream);
 
 // ---- attention over the cache ----
+constexpr int kMaxSplits = 64;  // parts of a context
 struct AttendArgs {
   KvLayout layout;
   const void* k = nullptr;
@@ -65,6 +66,12 @@ struct AttendArgs {
   float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
 };
 cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
+// The sum over the parts, when n_splits > 1 (mla_plan.cu): v_dim 64, 128 or 512.
+cudaError_t launch_attend_combine(const AttendArgs& args, cudaStream_t stream);
+// Separate keys and values in bf16, of 64 or 128 numbers per head; max_kv: the longest context.
+bool gqa_decode_supports(const AttendArgs& args);
+int gqa_decode_splits(const AttendArgs& args, int max_kv);
+cudaError_t launch_gqa_decode(const AttendArgs& args, cudaStream_t stream);
 // Absorbed MLA with rows of 512 + 64. Three kernels: 16 heads per block over bf16 rows, the same over fp8 rows (sm_90), and 64 heads per
 // block over either on wgmma (sm_90a).
 enum class MlaKernel : uint8_t { none, rows16, fp8, heads64 };

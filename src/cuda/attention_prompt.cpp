@@ -48,7 +48,7 @@ void CudaOps::launch_flash_any(const FlashArgs& args, const char* op) {
 }
 
 // Prompts of models with separate values. Sequences with few rows, and captured steps, whose plan must not depend on lengths, take the
-// generic kernel.
+// kernels of single rows.
 bool CudaOps::attend_flash(const Attn& attn, const AttendArgs& args, View q, View out) {
   const KvLayout& l = attn.kv.layout;
   const Batch& b = *attn.batch;
@@ -83,21 +83,32 @@ bool CudaOps::attend_flash(const Attn& attn, const AttendArgs& args, View q, Vie
     temp_release(mark);
     group = {};
   };
+  // Sequences with few rows that follow each other go together.
+  int few_begin = 0, few_end = 0, few_kv = 0;
+  const auto finish_few = [&] {
+    if (few_begin == few_end) return;
+    AttendArgs some = args;
+    some.row_begin += few_begin;
+    some.n_rows = few_end - few_begin;
+    some.q = mat_of(q.rows(few_begin, some.n_rows));
+    some.out = mat_of(out.rows(few_begin, some.n_rows));
+    attend_rows(some, few_kv);
+    few_begin = few_end = few_kv = 0;
+  };
   for (int s = args.seq_begin; s < args.seq_begin + args.n_seqs; ++s) {
     const ContextRun run = run_of(b, attn.rows, s);
     if (run.n_q <= 0) continue;
     if (run.n_q < kFlashRows || run.n_keys <= 0) {
-      AttendArgs some = args;
-      some.row_begin += run.q_begin;
-      some.n_rows = run.n_q;
-      some.q = mat_of(q.rows(run.q_begin, run.n_q));
-      some.out = mat_of(out.rows(run.q_begin, run.n_q));
-      done(launch_attend_generic(some, stream_), "attend");
+      if (run.q_begin != few_end) finish_few();
+      if (few_begin == few_end) few_begin = run.q_begin;
+      few_end = run.q_begin + run.n_q;
+      few_kv = std::max(few_kv, run.n_keys);
       continue;
     }
     if (!group.fits(run)) finish();
     group.add(run);
   }
+  finish_few();
   finish();
   return true;
 }

@@ -146,6 +146,7 @@ class CudaOps final : public Ops {
 
   // attention_prompt.cpp
   bool attend_flash(const Attn& attn, const AttendArgs& args, View q, View out);
+  void attend_rows(AttendArgs args, int max_kv);
   void launch_flash_any(const FlashArgs& args, const char* op);
   void gather(const Attn& attn, const ContextRuns& runs, View out, const char* op);
   // attend_ragged() of several sequences, each with its rows of q, latent, kv, out and lse.

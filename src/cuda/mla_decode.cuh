@@ -7,7 +7,6 @@
 namespace cachalot::cuda {
 
 constexpr int kMlaK = 576, kMlaV = 512;
-constexpr int kMaxSplits = 64;  // parts of a context
 constexpr float kLog2E = 1.44269504f;
 
 // An fp8 row of 656 bytes: 512 codes, 4 scales, 64 rope numbers in bf16.

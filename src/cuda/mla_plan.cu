@@ -1,17 +1,18 @@
-// Absorbed MLA: which kernel, into how many parts the context is cut, and the sum over the parts.
+// Absorbed MLA: which kernel, and into how many parts the context is cut. The sum over the parts of any attention.
 #include "cuda/mla_decode.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
-// A block per (row, head): the parts weighted by their shares of the softmax's sum.
-__global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ AttendArgs a) {
+// A block per (row, head), four of kV columns per thread: the parts weighted by their shares of the softmax's sum.
+template <int kV>
+__global__ __launch_bounds__(kV < 128 ? 32 : kV / 4) void combine_kernel(const __grid_constant__ AttendArgs a) {
   __shared__ float weights[kMaxSplits];
   pdl_trigger();
   pdl_wait();
   const int row = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) & 31;
   if (threadIdx.x < 32) {
-    const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kMlaV;
+    const float* lse = a.partial + static_cast<int64_t>(a.n_splits) * a.n_rows * a.heads * kV;
     const auto lse_of = [&](int s) { return s < a.n_splits ? lse[static_cast<int64_t>(s * a.n_rows + row) * a.heads + head] : -INFINITY; };
     const float x = lse_of(lane), y = lse_of(lane + 32), largest = warp_max(fmaxf(x, y));
     const float wx = x == -INFINITY ? 0.0f : exp2f(x - largest), wy = y == -INFINITY ? 0.0f : exp2f(y - largest), total = warp_sum(wx + wy);
@@ -20,9 +21,10 @@ __global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ At
     weights[lane + 32] = wy * factor;
   }
   __syncthreads();
+  if (threadIdx.x >= kV / 4) return;
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const float* from = a.partial + (static_cast<int64_t>(row) * a.heads + head) * kMlaV + threadIdx.x * 4;
-  const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads * kMlaV;
+  const float* from = a.partial + (static_cast<int64_t>(row) * a.heads + head) * kV + threadIdx.x * 4;
+  const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads * kV;
 #pragma unroll 8
   for (int s = 0; s < a.n_splits; ++s) {
     const float w = weights[s];
@@ -30,7 +32,7 @@ __global__ __launch_bounds__(128) void combine_kernel(const __grid_constant__ At
     v.x = fmaf(w, x.x, v.x), v.y = fmaf(w, x.y, v.y), v.z = fmaf(w, x.z, v.z), v.w = fmaf(w, x.w, v.w);
   }
   const uint2 packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
-  *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out.data) + row * a.out.stride + head * kMlaV + threadIdx.x * 4) = packed;
+  *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out.data) + row * a.out.stride + head * kV + threadIdx.x * 4) = packed;
 }
 
 // Heads and keys that a block takes at a time.
@@ -72,10 +74,19 @@ cudaError_t launch_mla_parts(const AttendArgs& a, MlaKernel kernel, cudaStream_t
                                         : launch_mla_rows16(a, stream);
 }
 
+cudaError_t launch_attend_combine(const AttendArgs& a, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads));
+  switch (a.layout.v_dim) {
+    case 64: return launch(combine_kernel<64>, grid, 32, 0, stream, a);
+    case 128: return launch(combine_kernel<128>, grid, 32, 0, stream, a);
+    case kMlaV: return launch(combine_kernel<kMlaV>, grid, kMlaV / 4, 0, stream, a);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
 cudaError_t launch_mla_decode(const AttendArgs& a, MlaKernel kernel, cudaStream_t stream) {
   const cudaError_t error = launch_mla_parts(a, kernel, stream);
-  if (error != cudaSuccess || a.n_splits == 1) return error;
-  return launch(combine_kernel, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.heads)), 128, 0, stream, a);
+  return error != cudaSuccess || a.n_splits == 1 ? error : launch_attend_combine(a, stream);
 }
 
 }  // namespace cachalot::cuda

@@ -1,5 +1,6 @@
 // Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
-//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT BATCH...
+//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | gqa | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT
+//   BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
 #include <chrono>
@@ -213,7 +214,7 @@ std::unique_ptr<Paged> paged(Bench& b, const KvLayout& layout, int n_seqs, int n
     p->layers.push_back({layout,
                          layout.format == KvFormat::fp8 ? fp8_rows(b, layout, cache_rows)
                                                         : b.array(DType::bf16, cache_rows, layout.heads * layout.k_dim).data,
-                         nullptr});
+                         layout.v_is_k_prefix ? nullptr : b.array(DType::bf16, cache_rows, layout.heads * layout.v_dim).data});
   return p;
 }
 
@@ -238,6 +239,31 @@ void bench_mla() {
                      flops = 2.0 * n * heads * kContext * (576 + 512);
         std::printf("%-6s %-6d %6d %7d %10.2f %8.2f %6.1f%% %9.1f\n", name_of(format), heads, n, kContext, t * 1e6, bytes / t * 1e-12,
                     100 * bytes / t / kCopyLimit, flops / t * 1e-12);
+      }
+}
+
+// Separate keys and values.
+void bench_gqa() {
+  std::printf("%-14s %6s %7s %10s %8s %7s\n", "heads", "batch", "ctx", "us", "TB/s", "share");
+  struct Shape {
+    int heads, kv_heads, dim;
+  };
+  for (const Shape shape : {Shape{9, 3, 64}, Shape{14, 2, 64}, Shape{32, 8, 128}, Shape{16, 16, 128}})
+    for (const int n : {1, 8, 64})
+      for (const int context : {256, 4096}) {
+        Bench b;
+        const KvLayout layout{
+            .heads = shape.kv_heads, .k_dim = shape.dim, .v_dim = shape.dim, .format = KvFormat::bf16, .block_tokens = 64};
+        const double bytes = static_cast<double>(n) * context * static_cast<double>(layout.token_bytes());
+        const int copies = std::clamp(static_cast<int>(4e8 / bytes), 1, 24);
+        const auto p = paged(b, layout, n, 1, context, copies, false);
+        const View q = b.array(DType::bf16, n, shape.heads * shape.dim), out = b.array(DType::bf16, n, shape.heads * shape.dim, 0.0f);
+        const double t = b.time([&] {
+          for (const KvLayer& kv : p->layers) b.ops->attend({kv, &p->batch, p->batch.decode, 0.1f}, q, out);
+        }) / copies;
+        char name[32];
+        std::snprintf(name, sizeof name, "%d of %d x %d", shape.heads, shape.kv_heads, shape.dim);
+        std::printf("%-14s %6d %7d %10.2f %8.2f %6.1f%%\n", name, n, context, t * 1e6, bytes / t * 1e-12, 100 * bytes / t / kCopyLimit);
       }
 }
 
@@ -570,6 +596,8 @@ int run(int argc, char** argv) {
     bench_moe(numbers, what.substr(3));
   else if (what == "mla")
     bench_mla();
+  else if (what == "gqa")
+    bench_gqa();
   else if (what == "prompts")
     bench_prompts();
   else if (what == "prefill")
@@ -582,7 +610,8 @@ int run(int argc, char** argv) {
     bench_model(argv[2], numbers, std::atoi(argv[3]));
   else {
     std::printf(
-        "cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT "
+        "cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | gqa | prompts | prefill | model bf16|q4_k_m|int4 "
+        "CONTEXT "
         "BATCH...\n");
     return 2;
   }

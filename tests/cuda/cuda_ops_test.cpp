@@ -147,8 +147,21 @@ std::vector<OpCase> large_cases() {
                                        Format::bf16));
   for (const int dim : {64, 128}) {
     const KvLayout gqa{.heads = 2, .k_dim = dim, .v_dim = dim, .v_is_k_prefix = false, .format = KvFormat::bf16, .block_tokens = 16};
-    cases.push_back(
-        attend_case({.label = "gqa prompt", .heads = 6, .layout = gqa, .sequences = {{140, 140}, {3, 50}, {40, 200}, {1, 0}, {17, 17}}}));
+    cases.push_back(attend_case(
+        {.label = "gqa prompt", .heads = 6, .layout = gqa, .sequences = {{140, 140}, {3, 50}, {1, 7}, {40, 200}, {1, 0}, {17, 17}}}));
+    for (const int block_tokens : {8, 64}) {
+      KvLayout l = gqa;
+      l.block_tokens = block_tokens;
+      for (const int heads : {2, 6, 16, 18})  // one per KV head to more than a block takes
+        cases.push_back(attend_case({.label = "gqa decode",
+                                     .heads = heads,
+                                     .layout = l,
+                                     .sequences = {{1, 700}, {1, 1}, {1, 64}, {1, 65}, {1, 0}, {3, 130}, {1, 8}, {1, 25}}}));
+      cases.push_back(attend_case({.label = "gqa one long", .heads = 14, .layout = l, .sequences = {{1, 1500}}}));
+    }
+    std::vector<SequenceShape> many;  // enough rows that no context is cut into parts
+    for (int i = 0; i < 200; ++i) many.push_back({1, 1 + 37 * i % 331});
+    cases.push_back(attend_case({.label = "gqa many", .heads = 8, .layout = gqa, .sequences = many}));
   }
   return cases;
 }
