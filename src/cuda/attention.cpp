@@ -57,6 +57,33 @@ void CudaOps::mla_prologue(const MlaPrologue& p) {
   if (p.q.n_rows() > 0) done(launch_mla_prologue(prologue_args(p), stream_), "mla_prologue");
 }
 
+void CudaOps::gqa_prologue(const GqaPrologue& p) {
+  const KvLayout& l = p.kv.layout;
+  if (l.v_is_k_prefix || l.k_dim != l.v_dim || l.k_dim > kMostGqaDim || l.format == KvFormat::fp8) return Ops::gqa_prologue(p);
+  CACHALOT_CHECK(p.q.n_cols() % l.k_dim == 0 && p.k.n_cols() == l.heads * l.k_dim && p.v.n_cols() == l.heads * l.v_dim &&
+                 p.rope.dim % 2 == 0 && p.rope.dim <= l.k_dim && p.q.dtype == p.k.dtype && p.q.dtype == p.v.dtype);
+  if (p.q.n_rows() == 0) return;
+  const GqaPrologueArgs args{.q = mat_of(p.q),
+                             .k = mat_of(p.k),
+                             .v = mat_of(p.v),
+                             .heads = p.q.n_cols() / l.k_dim,
+                             .kv_heads = l.heads,
+                             .dim = l.k_dim,
+                             .rope_dim = p.rope.dim,
+                             .q_norm = static_cast<const float*>(p.q_norm.data),
+                             .k_norm = static_cast<const float*>(p.k_norm.data),
+                             .eps = p.eps,
+                             .cos_sin = static_cast<const float*>(p.rope.cos_sin.data),
+                             .cos_sin_stride = p.rope.cos_sin.stride[0],
+                             .interleaved = p.rope.interleaved,
+                             .positions = static_cast<const int*>(p.batch->positions.data),
+                             .slots = static_cast<const int*>(p.batch->slots.data),
+                             .k_pages = p.kv.k,
+                             .v_pages = p.kv.v,
+                             .format = l.format};
+  done(launch_gqa_prologue(args, stream_), "gqa_prologue");
+}
+
 void CudaOps::mla_absorbed(const MlaAbsorbed& a, View context) {
   if (!mla_few(a, context)) Ops::mla_absorbed(a, context);
 }

@@ -22,6 +22,21 @@ struct PrologueArgs {
   KvFormat format = KvFormat::bf16;
 };
 cudaError_t launch_mla_prologue(const PrologueArgs& args, cudaStream_t stream);
+struct GqaPrologueArgs {
+  Mat q, k, v;  // see GqaPrologue
+  int heads = 0, kv_heads = 0, dim = 0, rope_dim = 0;
+  const float *q_norm = nullptr, *k_norm = nullptr;  // [dim], or null
+  float eps = 0.0f;
+  const float* cos_sin = nullptr;
+  int64_t cos_sin_stride = 0;
+  bool interleaved = false;
+  const int* positions = nullptr;
+  const int* slots = nullptr;
+  void *k_pages = nullptr, *v_pages = nullptr;
+  KvFormat format = KvFormat::bf16;  // not fp8
+};
+constexpr int kMostGqaDim = 256;
+cudaError_t launch_gqa_prologue(const GqaPrologueArgs& args, cudaStream_t stream);
 // pages: of K, or of V in another format than fp8. Rows of as many numbers as `rows` and `out` have columns.
 cudaError_t launch_kv_write(void* pages, const KvLayout& layout, const int* slots, Mat rows, cudaStream_t stream);
 

@@ -89,6 +89,7 @@ class CudaOps final : public Ops {
   void head_linear(View x, const Linear& w, View y) override;
   void rope(View qk, View pos, const Rope& rope) override;
   void mla_prologue(const MlaPrologue& p) override;
+  void gqa_prologue(const GqaPrologue& p) override;
   void mla_absorbed(const MlaAbsorbed& a, View context) override;
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override;
   void attend(const Attn& attn, View q, View out) override;

@@ -21,6 +21,54 @@ __global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __
   prologue_row<T, Kv>(a, t, place, shared);
 }
 
+// A warp per head of q, k or v of a row.
+constexpr int kGqaWarps = 8;
+template <typename T, typename Kv>
+__global__ __launch_bounds__(kGqaWarps * 32) void gqa_prologue_kernel(const __grid_constant__ GqaPrologueArgs a) {
+  __shared__ float heads[kGqaWarps][kMostGqaDim];
+  pdl_trigger();
+  const int t = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+  const int head = static_cast<int>(blockIdx.y) * kGqaWarps + warp, half = a.rope_dim / 2, plain = a.dim - a.rope_dim;
+  const int position = a.positions[t], slot = a.slots[t];  // written by the host between steps
+  const bool is_q = head < a.heads, is_v = head >= a.heads + a.kv_heads;
+  pdl_wait();
+  if (head >= a.heads + 2 * a.kv_heads || (!is_q && slot < 0)) return;
+  const Mat& rows = is_q ? a.q : is_v ? a.v : a.k;
+  const int of_kind = is_q ? head : head - a.heads - (is_v ? a.kv_heads : 0);
+  T* from = static_cast<T*>(rows.data) + t * rows.stride + of_kind * a.dim;
+  Kv* page = static_cast<Kv*>(is_v ? a.v_pages : a.k_pages) + (static_cast<int64_t>(slot) * a.kv_heads + of_kind) * a.dim;
+  const auto put = [&](int i, float v) {
+    const T rounded = from_f32<T>(v);
+    if (is_q)
+      from[i] = rounded;
+    else
+      page[i] = from_f32<Kv>(to_f32(rounded));
+  };
+  if (is_v) {
+    for (int i = lane; i < a.dim; i += 32) put(i, to_f32(from[i]));
+    return;
+  }
+  float* x = heads[warp];
+  float sum = 0.0f;
+  for (int i = lane; i < a.dim; i += 32) {
+    x[i] = to_f32(from[i]);
+    sum += x[i] * x[i];
+  }
+  if (const float* norm = is_q ? a.q_norm : a.k_norm; norm != nullptr) {
+    const float factor = rsqrtf(warp_sum(sum) / static_cast<float>(a.dim) + a.eps);
+    for (int i = lane; i < a.dim; i += 32) x[i] *= factor * norm[i];
+  }
+  __syncwarp();
+  for (int i = lane; i < plain; i += 32) put(i, x[i]);
+  const float* table = a.cos_sin + (position < 0 ? 0 : position) * a.cos_sin_stride;
+  for (int j = lane; j < half; j += 32) {
+    const int first = plain + (a.interleaved ? 2 * j : j), second = plain + (a.interleaved ? 2 * j + 1 : j + half);
+    const float u = x[first], v = x[second], cos = position < 0 ? 1.0f : table[j], sin = position < 0 ? 0.0f : table[half + j];
+    put(first, u * cos - v * sin);
+    put(second, u * sin + v * cos);
+  }
+}
+
 template <typename In, typename Out>
 __global__ void kv_write_kernel(Out* pages, const int* slots, const In* x, int64_t stride, int n) {
   pdl_trigger();
@@ -102,6 +150,15 @@ cudaError_t launch_mla_prologue(const PrologueArgs& a, cudaStream_t stream) {
     return with_activation(a.q.type, [&](auto t) {
       return launch(mla_prologue_kernel<decltype(t), decltype(kv)>, dim3(static_cast<unsigned>(a.q.rows)), kPrologueThreads, 0, stream, a);
     });
+  });
+}
+
+cudaError_t launch_gqa_prologue(const GqaPrologueArgs& a, cudaStream_t stream) {
+  if (a.dim > kMostGqaDim || a.format == KvFormat::fp8) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(a.q.rows), static_cast<unsigned>(ceil_div(a.heads + 2 * a.kv_heads, kGqaWarps)));
+  return with_type(dtype_of(a.format), [&](auto kv) {
+    return with_activation(
+        a.q.type, [&](auto t) { return launch(gqa_prologue_kernel<decltype(t), decltype(kv)>, grid, kGqaWarps * 32, 0, stream, a); });
   });
 }
 

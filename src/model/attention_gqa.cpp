@@ -10,12 +10,8 @@ void attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View x,
   const View qkv = o.temp(x.dtype, T, n_q + 2 * n_kv);  // [T, q | k | v]
   o.linear(x, w.qkv, qkv);
   const View q = qkv.cols(0, n_q), k = qkv.cols(n_q, n_kv), v = qkv.cols(n_q + n_kv, n_kv);
-  const View q_heads = q.heads(c.n_heads, c.head_dim), k_heads = k.heads(c.n_kv_heads, c.head_dim);
-  if (w.q_norm) o.rmsnorm(q_heads, w.q_norm.view, c.rms_eps, q_heads);
-  if (w.k_norm) o.rmsnorm(k_heads, w.k_norm.view, c.rms_eps, k_heads);
-  o.rope(q_heads, b.positions, rope);
-  o.rope(k_heads, b.positions, rope);
-  o.kv_write(kv, b, k, v);
+  o.gqa_prologue(
+      {.kv = kv, .batch = &b, .q = q, .k = k, .v = v, .q_norm = w.q_norm.view, .k_norm = w.k_norm.view, .eps = c.rms_eps, .rope = rope});
   const View context = o.temp(x.dtype, T, n_q);
   for (const Rows& rows : {b.decode, b.prefill})
     if (rows.n_rows > 0)

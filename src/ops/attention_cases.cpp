@@ -103,6 +103,38 @@ OpCase mla_prologue_case(const MlaDims& d, KvFormat format) {
   return c;
 }
 
+// gqa_prologue, and the keys and values that a row of ones then attends to.
+OpCase gqa_prologue_case(int heads, const KvLayout& layout, int rope_dim, bool interleaved, bool norms) {
+  OpCase c{.name = fmt::format("kv_write/gqa_prologue/{}of{}x{}rope{}{}{}/{}", heads, layout.heads, layout.k_dim, rope_dim,
+                               interleaved ? "interleaved" : "", norms ? "norms" : "", name_of(layout.format)),
+           .op = "kv_write",
+           .bf16_cache = layout.format == KvFormat::bf16};
+  c.slack = layout.format == KvFormat::bf16 ? 6.0 : 3.0;  // a norm and a rotation on the way, each of which may be rounded
+  c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
+    CaseBuilder b(ops, rounding, name);
+    const SequenceShape sequences[] = {{1, 9}, {20, 70}, {1, 0}};
+    const auto paged = make_paged_batch(b, layout, sequences);
+    const int rows = paged->batch.n_tokens, dim = layout.k_dim, width = heads * dim, kv_width = layout.heads * dim;
+    const auto qkv = b.activations(rows, width + 2 * kv_width, 1.0f, 8), norm = b.f32(2, dim), table = b.f32(80, rope_dim);
+    const auto out = b.unset(ops.activation(), rows, width);
+    b.output("out", out);
+    return b.finish([&ops, p = paged.get(), qkv, norm, table, out, norms, rope_dim, interleaved, width, kv_width, dim] {
+      const View all = qkv->view(), q = all.cols(0, width), w = norm->view();
+      GqaPrologue prologue{.kv = p->kv,
+                           .batch = &p->batch,
+                           .q = q,
+                           .k = all.cols(width, kv_width),
+                           .v = all.cols(width + kv_width, kv_width),
+                           .eps = 1e-6f,
+                           .rope = {rope_dim, interleaved, table->view()}};
+      if (norms) prologue.q_norm = w.rows(0, 1), prologue.k_norm = w.rows(1, 1);
+      ops.gqa_prologue(prologue);
+      ops.attend({.kv = p->kv, .batch = &p->batch, .rows = p->rows(0, 3), .scale = 1.0f / static_cast<float>(dim)}, q, out->view());
+    });
+  };
+  return c;
+}
+
 // The absorbed form whole, and the last rows that it put into the cache.
 OpCase mla_absorbed_case(const MlaDims& d, KvFormat format, const std::string& label, std::vector<SequenceShape> sequences) {
   const bool rounded = format == KvFormat::bf16 || format == KvFormat::fp8;
@@ -258,6 +290,12 @@ void add_attention_cases(std::vector<OpCase>& cases) {
       cases.push_back(mla_absorbed_case(d, f, "few", {{1, 130}, {1, 0}, {2, 300}}));
       cases.push_back(mla_absorbed_case(d, f, "short", {{1, 20}, {1, 1}}));
       cases.push_back(mla_absorbed_case(d, f, "more", {{1, 70}, {1, 33}, {3, 40}, {1, 90}}));
+    }
+  for (const KvFormat f : {KvFormat::f32, KvFormat::f16, KvFormat::bf16})
+    for (const bool norms : {false, true}) {
+      cases.push_back(gqa_prologue_case(6, gqa_layout(2, 64, 64, f, 16), 64, false, norms));
+      cases.push_back(gqa_prologue_case(5, gqa_layout(5, 24, 24, f, 8), 24, true, norms));
+      cases.push_back(gqa_prologue_case(4, gqa_layout(1, 128, 128, f, 64), 32, false, norms));
     }
   // One row, whose context is read in parts.
   MlaDims eight = kDeepSeekMla;

@@ -128,6 +128,16 @@ struct MlaAbsorbed {
   const Linear* uv = nullptr;  // n_heads matrices [v_dim, kv_rank]
 };
 
+// What attention with separate keys and values does between its first projection and itself.
+struct GqaPrologue {
+  KvLayer kv;
+  const Batch* batch = nullptr;
+  View q, k, v;         // [T, n_heads * k_dim], [T, kv heads * k_dim], [T, kv heads * v_dim]
+  View q_norm, k_norm;  // f32 [k_dim], or empty
+  float eps = 0.0f;
+  Rope rope;
+};
+
 // What a layer does between attention and its experts.
 struct MoePrologue {
   View residual, delta;  // f32 and activation, [T, hidden]: residual += delta
@@ -217,6 +227,8 @@ class Ops {
   // mla_prologue; then context [rows.n_rows, H * v_dim] = W_UV attend([W_UK q_n | q_r]). Afterwards `row`, and q's rows among `rows`, hold
   // anything.
   virtual void mla_absorbed(const MlaAbsorbed& a, View context);
+  // q and k = rope(rmsnorm(each head)), the norm where there is one; k and v are written to the cache. Afterwards k holds anything.
+  virtual void gqa_prologue(const GqaPrologue& p);
   // Writes rows into the pages named by batch.slots. k [T, heads * k_dim], v [T, heads * v_dim] or empty.
   virtual void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) = 0;
   // Causal softmax attention of rows.n_rows query rows over their sequences' pages; query heads share KV heads evenly.

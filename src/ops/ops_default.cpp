@@ -82,6 +82,16 @@ void Ops::mla_prologue(const MlaPrologue& p) {
   kv_write(p.kv, *p.batch, p.row, {});
 }
 
+void Ops::gqa_prologue(const GqaPrologue& p) {
+  const int dim = p.kv.layout.k_dim;
+  const View q = p.q.heads(p.q.n_cols() / dim, dim), k = p.k.heads(p.kv.layout.heads, dim);
+  if (p.q_norm) rmsnorm(q, p.q_norm, p.eps, q);
+  if (p.k_norm) rmsnorm(k, p.k_norm, p.eps, k);
+  rope(q, p.batch->positions, p.rope);
+  rope(k, p.batch->positions, p.rope);
+  kv_write(p.kv, *p.batch, p.k, p.v);
+}
+
 void Ops::mla_absorbed(const MlaAbsorbed& a, View context) {
   const Scope scope(*this);
   const MlaPrologue& p = a.prologue;

@@ -105,6 +105,7 @@ class UniformRouting final : public Ops {
   void head_linear(View x, const Linear& w, View y) override { inner_.head_linear(x, w, y); }
   void rope(View qk, View pos, const Rope& rope) override { inner_.rope(qk, pos, rope); }
   void mla_prologue(const MlaPrologue& p) override { inner_.mla_prologue(p); }
+  void gqa_prologue(const GqaPrologue& p) override { inner_.gqa_prologue(p); }
   void mla_absorbed(const MlaAbsorbed& a, View context) override { inner_.mla_absorbed(a, context); }
   void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override { inner_.kv_write(kv, batch, k, v); }
   void attend(const Attn& attn, View q, View out) override { inner_.attend(attn, q, out); }
