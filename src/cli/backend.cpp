@@ -25,8 +25,10 @@ int cuda_index(std::string_view device) {
 std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& options) {
   if (device == "ref") return make_ref_ops();
   if (device == "cpu")
-    return make_cpu_ops(
-        {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .bf16_prompts = !options.batch_invariant});
+    return make_cpu_ops({.n_threads = options.n_threads,
+                         .pin = options.pin,
+                         .numa = options.numa,
+                         .bf16_prompts = !options.batch_invariant && !options.f32});
   const int index = cuda_index(device);
   if (index >= 0 && options.batch_invariant) fail("{}: batch-invariant results are only to be had on the CPU", printable(device));
   if (index >= 0) return make_cuda_ops({.device = index, .activation = options.f32 ? DType::f32 : DType::bf16});

@@ -17,7 +17,7 @@ struct BackendOptions {
   Numa numa = Numa::none;
   // Of all: only kernels that give a row the same bits whatever rows come with it; Error where there are none.
   bool batch_invariant = false;
-  // Of CUDA: activations in f32, not bf16. Slower; for work that is not inference.
+  // Of all: activations are not rounded to bf16 (CUDA; prompts on AMX). Slower; for work that is not inference.
   bool f32 = false;
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/program.h"
 #include "io/gguf.h"
@@ -36,6 +37,27 @@ TEST(ImatrixCommand, GathersMergesAndQuantizes) {
   EXPECT_EQ(quantized.code, 0) << quantized.err;
   EXPECT_EQ(GgufFile::open(out)->string("quantize.imatrix.file"), two);
   EXPECT_EQ(GgufFile::open(out)->string("quantize.imatrix.dataset"), kText);
+}
+
+// Where the CPU has tiles for bf16, too: nothing is rounded to bf16 for this.
+TEST(ImatrixCommand, TheCpuGathersWhatTheReferenceDoes) {
+  const TempDir folder;
+  const auto gather = [&](const std::string& device) {
+    const std::string out = folder.path() / (device + ".gguf");
+    const ProgramResult result =
+        run_program({"imatrix", "-m", kModel, "-f", kText, "-o", out, "--window", "64", "--windows", "2", "--device", device});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return ImportanceMatrix::read(out);
+  };
+  const ImportanceMatrix cpu = gather("cpu"), ref = gather("ref");
+  ASSERT_EQ(cpu.entries.size(), ref.entries.size());
+  for (const auto& [name, entry] : ref.entries) {
+    const std::vector<float>&sums = entry.sums, &others = cpu.entries.at(name).sums;
+    ASSERT_EQ(sums.size(), others.size()) << name;
+    double difference = 0.0, total = 0.0;
+    for (size_t i = 0; i < sums.size(); ++i) difference += std::abs(sums[i] - others[i]), total += sums[i];
+    EXPECT_LE(difference, 1e-5 * total) << name;
+  }
 }
 
 TEST(ImatrixCommand, TellsWhatIsMissing) {
