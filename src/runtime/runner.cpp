@@ -35,6 +35,8 @@ namespace {
 // expanded form of latent attention is merged from parts.
 constexpr int kTiledRows = 64, kLongContext = 16384;
 
+int logits_of(const StepItem& item) { return item.want == WantLogits::all ? item.n_new : item.want == WantLogits::last ? 1 : 0; }
+
 }  // namespace
 
 Runner::Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLimits& limits, MlaForm form, GraphUse graphs)
@@ -48,7 +50,8 @@ Runner::Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLim
   CACHALOT_CHECK(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logits > 0 && limits.max_sequence > 0);
   CACHALOT_CHECK(limits.max_sequence <= decoder.max_positions(), "{} tokens, {} positions", limits.max_sequence, decoder.max_positions());
   max_blocks_ = (limits.max_sequence + cache.block_tokens() - 1) / cache.block_tokens();
-  host_.assign(Offsets(limits_, max_blocks_).end, -1);
+  const Offsets largest(limits.max_tokens, limits.max_seqs, std::max(limits.max_seqs, limits.max_logits));
+  host_.assign(largest.block_table + static_cast<size_t>(limits.max_seqs) * static_cast<size_t>(max_blocks_), -1);
   device_ = ops.alloc(host_.size() * sizeof(int));
   if (decoder.mtp()) {
     const size_t row = static_cast<size_t>(decoder.config().hidden) * sizeof(float);
@@ -88,12 +91,22 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_partition(order.begin(), order.end(), [&](size_t i) { return short_queries(items[i]); });
 
-  const Offsets at(limits_, max_blocks_);
   const int block_tokens = cache_.block_tokens();
   const auto blocks_for = [&](int n_tokens) { return (n_tokens + block_tokens - 1) / block_tokens; };
   int* const host = host_.data();
   int row = 0, n_logits = 0, n_seqs = 0, longest = shape.context;
-  for (const StepItem& item : items) longest = std::max(longest, item.sequence->n_computed + item.n_new);
+  int all_rows = shape.n_seqs * shape.n_new, all_seqs = std::max(shape.n_seqs, static_cast<int>(items.size()));
+  int all_logits = shape.n_seqs * (shape.all_logits ? shape.n_new : 1);
+  for (const StepItem& item : items) {
+    longest = std::max(longest, item.sequence->n_computed + item.n_new);
+    if (shape.n_seqs > 0) continue;
+    all_rows += item.n_new;
+    all_logits += logits_of(item);
+  }
+  CACHALOT_CHECK(all_rows <= limits_.max_tokens && all_seqs <= limits_.max_seqs, "the step is larger than the runner's limits");
+  CACHALOT_CHECK(all_logits <= limits_.max_logits, "more logit rows than the runner's limit of {}", limits_.max_logits);
+  // predict() may want the logits of any sequence.
+  const Offsets at = at_ = Offsets(all_rows, all_seqs, std::max(all_seqs, all_logits));
   CACHALOT_CHECK(longest <= limits_.max_sequence, "{} tokens of at most {}", longest, limits_.max_sequence);
   const int table_cols = blocks_for(longest);
   batch_ = {};
@@ -106,7 +119,6 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
     item_rows_[i] = row;
     CACHALOT_CHECK(item.n_new > 0 && end <= s.n_tokens(), "tokens {} to {} of {}", begin, end, s.n_tokens());
     CACHALOT_CHECK(static_cast<int>(s.blocks.size()) >= blocks_for(end), "{} blocks for {} tokens", s.blocks.size(), end);
-    CACHALOT_CHECK(row + item.n_new <= limits_.max_tokens && n_seqs < limits_.max_seqs, "the step is larger than the runner's limits");
     Rows& part = short_queries(item) ? batch_.decode : batch_.prefill;
     if (part.n_seqs == 0) part = {row, 0, n_seqs, 0};
     part.n_rows += item.n_new;
@@ -115,8 +127,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
     host[at.kv_len + static_cast<size_t>(n_seqs)] = end;
     int* table = host + at.block_table + static_cast<size_t>(n_seqs) * static_cast<size_t>(table_cols);
     std::fill(std::copy(s.blocks.begin(), s.blocks.begin() + blocks_for(end), table), table + table_cols, -1);
-    const int n_wanted = item.want == WantLogits::all ? item.n_new : item.want == WantLogits::last ? 1 : 0;
-    CACHALOT_CHECK(n_logits + n_wanted <= limits_.max_logits, "more logit rows than the runner's limit of {}", limits_.max_logits);
+    const int n_wanted = logits_of(item);
     result.first_row[i] = n_wanted > 0 ? n_logits : -1;
     for (int p = begin; p < end; ++p, ++row) {
       host[at.tokens + static_cast<size_t>(row)] = s.tokens[static_cast<size_t>(p)];
@@ -134,7 +145,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
 }
 
 void Runner::set_views(int n_rows, int n_seqs, int n_logits, int table_cols) {
-  const Offsets at(limits_, max_blocks_);
+  const Offsets& at = at_;
   const int* const host = host_.data();
   int* const device = static_cast<int*>(device_.get());
   batch_.n_tokens = n_rows;
@@ -152,7 +163,7 @@ void Runner::set_views(int n_rows, int n_seqs, int n_logits, int table_cols) {
 
 // Sequences without context, up to the shape's number of them.
 void Runner::pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int table_cols) {
-  const Offsets at(limits_, max_blocks_);
+  const Offsets& at = at_;
   int* const host = host_.data();
   for (; n_seqs < shape.n_seqs; ++n_seqs) {
     host[at.q_start + static_cast<size_t>(n_seqs)] = row;
@@ -167,7 +178,7 @@ void Runner::pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int t
 
 void Runner::upload() {
   const auto table = static_cast<size_t>(batch_.n_seqs) * static_cast<size_t>(batch_.block_table.n_cols());
-  ops_.upload(device_.get(), host_.data(), (Offsets(limits_, max_blocks_).block_table + table) * sizeof(int));
+  ops_.upload(device_.get(), host_.data(), (at_.block_table + table) * sizeof(int));
 }
 
 void Runner::forward() {
@@ -225,7 +236,7 @@ StepResult Runner::step(std::span<const StepItem> items) {
   lay_out(items, shape, true, result);
   upload();
   int n_logits = 0;
-  for (const StepItem& item : items) n_logits += item.want == WantLogits::all ? item.n_new : item.want == WantLogits::last ? 1 : 0;
+  for (const StepItem& item : items) n_logits += logits_of(item);
   result.logits = View::matrix(logits_.get(), DType::f32, n_logits, decoder_.config().vocab);
   run(shape);
   for (const StepItem& item : items) item.sequence->n_computed += item.n_new;

@@ -104,19 +104,19 @@ class Runner {
   [[nodiscard]] bool short_queries(const StepItem& item) const;
   // The shape that the step is padded to; n_seqs is 0 when it is not.
   [[nodiscard]] Shape shape_of(std::span<const StepItem> items) const;
-  // Offsets of the index arrays within host_ and device_.
+  // Where the index arrays of a step lie within host_ and device_: close together, so that little is uploaded, and for a padded step always
+  // at the same places.
   struct Offsets {
-    size_t tokens, positions, slots, q_start, kv_len, logit_rows, block_table, end;
-    Offsets(const RunnerLimits& l, int max_blocks) {
-      const auto T = static_cast<size_t>(l.max_tokens), S = static_cast<size_t>(l.max_seqs);
-      tokens = 0;
+    size_t tokens = 0, positions = 0, slots = 0, q_start = 0, kv_len = 0, logit_rows = 0, block_table = 0;
+    Offsets() = default;
+    Offsets(int n_rows, int n_seqs, int n_logits) {
+      const auto T = static_cast<size_t>(n_rows), S = static_cast<size_t>(n_seqs);
       positions = tokens + T;
       slots = positions + T;
       q_start = slots + T;
       kv_len = q_start + S + 1;
       logit_rows = kv_len + S;
-      block_table = logit_rows + static_cast<size_t>(l.max_logits);  // last, and as wide as a step needs it
-      end = block_table + S * static_cast<size_t>(max_blocks);
+      block_table = logit_rows + static_cast<size_t>(n_logits);
     }
   };
 
@@ -137,6 +137,7 @@ class Runner {
   MlaForm form_;
   bool pads_, replays_;
   int max_blocks_;
+  Offsets at_;                  // of the last step
   std::vector<int> host_;       // all index arrays of the batch, one after the other
   Buffer device_;               // the same on the device
   std::vector<int> item_rows_;  // of the last step: each item's first row

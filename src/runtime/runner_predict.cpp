@@ -10,7 +10,7 @@ StepResult Runner::predict(std::span<const Predicted> items) {
   CACHALOT_CHECK(decoder_.mtp() && items.size() == item_rows_.size());
   StepResult result;
   result.first_row.assign(items.size(), -1);
-  const Offsets at(limits_, max_blocks_);
+  const Offsets& at = at_;
   int n_logits = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     const Predicted& item = items[i];
@@ -39,16 +39,16 @@ bool Runner::has_place(const Guessed& row) const {
 StepResult Runner::predict_further(std::span<const Guessed> rows) {
   const int n = static_cast<int>(rows.size()), block_tokens = cache_.block_tokens(), hidden_size = decoder_.config().hidden;
   CACHALOT_CHECK(n > 0 && n <= std::min(limits_.max_seqs, limits_.max_logits), "{} rows", n);
-  const Offsets at(limits_, max_blocks_);
   int* const host = host_.data();
   // Their hidden states, side by side.
   Buffer& next = predicted_.data == further_[0].get() ? further_[1] : further_[0];
   std::vector<int> from;
-  for (const Guessed& row : rows) from.push_back(host[at.logit_rows + static_cast<size_t>(row.from)]);
+  for (const Guessed& row : rows) from.push_back(host[at_.logit_rows + static_cast<size_t>(row.from)]);
   ops_.upload(device_.get(), from.data(), from.size() * sizeof(int));
   const View states = View::matrix(next.get(), DType::f32, n, hidden_size);
   ops_.gather_rows(predicted_, View::vector(device_.get(), DType::i32, n), states);
 
+  const Offsets at = at_ = Offsets(n, n, n);
   batch_ = {};
   batch_.max_q = 1;
   for (const Guessed& row : rows) batch_.max_kv = std::max(batch_.max_kv, row.position + 1);
