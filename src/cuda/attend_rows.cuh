@@ -1,5 +1,5 @@
-// Which sequence a query row belongs to, and how much context it sees. The index arrays of a batch are written by the host between steps,
-// never by a kernel, so that they may be read before pdl_wait.
+// Which sequence a query row belongs to, and how much context it sees. The index arrays of a batch are written between steps, before any
+// kernel of the step begins (fetch_kernel triggers none), so that they may be read before pdl_wait.
 #pragma once
 
 #include "cuda/attention_kernels.h"

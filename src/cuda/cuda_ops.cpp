@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
+#include "cuda/sample.h"
 
 namespace cachalot {
 namespace cuda {
@@ -31,7 +32,7 @@ UploadRing::~UploadRing() {
     if (part.copied != nullptr) cudaEventDestroy(part.copied);
 }
 
-void UploadRing::upload(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+void UploadRing::upload(void* device, const void* host, size_t bytes, const int* drawn, cudaStream_t stream) {
   Part& part = parts_[next_++ % parts_.size()];
   if (part.copied == nullptr) {
     part.memory = pinned_memory(kMostBytes);
@@ -39,7 +40,11 @@ void UploadRing::upload(void* device, const void* host, size_t bytes, cudaStream
   }
   CACHALOT_CUDA_CHECK(cudaEventSynchronize(part.copied));
   std::memcpy(part.memory.get(), host, bytes);
-  CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, part.memory.get(), bytes, cudaMemcpyHostToDevice, stream));
+  const auto* words = static_cast<const int*>(part.memory.get());
+  if (drawn != nullptr)
+    check_cuda(launch_fetch(static_cast<int*>(device), words, static_cast<int>(bytes / sizeof(int)), drawn, stream), "upload");
+  else
+    CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, words, bytes, cudaMemcpyHostToDevice, stream));
   CACHALOT_CUDA_CHECK(cudaEventRecord(part.copied, stream));
 }
 
@@ -138,9 +143,15 @@ Buffer CudaOps::alloc(size_t bytes) {
 void CudaOps::upload(void* device, const void* host, size_t bytes) {
   not_in_forward("an upload");
   if (bytes == 0) return;
-  if (bytes <= UploadRing::kMostBytes) return uploads_.upload(device, host, bytes, stream_);
+  if (bytes <= UploadRing::kMostBytes) return uploads_.upload(device, host, bytes, nullptr, stream_);
   CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_));
   CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+void CudaOps::upload_drawn(int* device, std::span<const int> words, View drawn) {
+  CACHALOT_CHECK(drawn.dtype == DType::i32);
+  if (words.size_bytes() > UploadRing::kMostBytes) return Ops::upload_drawn(device, words, drawn);
+  not_in_forward("an upload");
+  uploads_.upload(device, words.data(), words.size_bytes(), static_cast<const int*>(drawn.data), stream_);
 }
 void CudaOps::download(void* host, const void* device, size_t bytes) {
   not_in_forward("a download");

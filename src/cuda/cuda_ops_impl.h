@@ -30,7 +30,8 @@ class UploadRing {
  public:
   static constexpr size_t kMostBytes = size_t{1} << 20;
   ~UploadRing();
-  void upload(void* device, const void* host, size_t bytes, cudaStream_t stream);
+  // drawn: null, or what words below -1 stand for (Ops::upload_drawn); a kernel fetches them then.
+  void upload(void* device, const void* host, size_t bytes, const int* drawn, cudaStream_t stream);
 
  private:
   struct Part {
@@ -42,23 +43,19 @@ class UploadRing {
 };
 
 struct SampleLists;
+struct SampleSlot;
 
-// Memory that sample() stages its settings and results in, on both sides; it grows when a call needs more.
+// What sample() and draw() keep from call to call: their lists, and memory for as many launches as are on their way at a time.
 class Sampler {
  public:
   Sampler();
   ~Sampler();
   SampleLists& lists() { return *lists_; }
-  void grow(size_t up, size_t down);  // bytes
-  [[nodiscard]] std::byte* up_host() const { return static_cast<std::byte*>(up_host_.get()); }
-  [[nodiscard]] std::byte* up_device() const { return static_cast<std::byte*>(up_device_.get()); }
-  [[nodiscard]] std::byte* down_host() const { return static_cast<std::byte*>(down_host_.get()); }
-  [[nodiscard]] std::byte* down_device() const { return static_cast<std::byte*>(down_device_.get()); }
+  SampleSlot& free_slot();
 
  private:
   std::unique_ptr<SampleLists> lists_;
-  Buffer up_host_, up_device_, down_host_, down_device_;
-  size_t up_bytes_ = 0, down_bytes_ = 0;
+  std::vector<std::unique_ptr<SampleSlot>> slots_;
 };
 
 class CudaOps final : public Ops {
@@ -99,6 +96,8 @@ class CudaOps final : public Ops {
   void moe_prologue(const MoePrologue& p) override;
   void moe(View x, const Experts& experts, const Routing& routing, View y) override;
   void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override;
+  std::unique_ptr<Draw> draw(View logits, std::span<const SampleParams> params, View tokens) override;
+  void upload_drawn(int* device, std::span<const int> words, View drawn) override;
   void scatter_add_rows(View x, View ids, View weights, View y) override;
   void kv_gather(const Attn& attn, int seq, int begin, int n, View out) override;
   void attend_ragged(const RaggedChunk& chunk, View q, View latent, View kv, View out, View lse) override;
@@ -139,8 +138,8 @@ class CudaOps final : public Ops {
   static bool halves(const CudaPacked& packed, int out, Segment& gate, const uint8_t*& up);
 
   // sample.cpp
-  // Of the call's lists, the rows from `begin` on; `logits` are theirs.
-  void sample_rows(View logits, size_t begin, std::span<Sampled> out);
+  // Of the call's lists, the rows from `begin` on; `logits` are theirs. tokens: null, or where they go beside the slot.
+  SampleSlot& enqueue_sample(View logits, size_t begin, int* tokens);
 
   // attention.cpp
   bool mla_few(const MlaAbsorbed& a, View context);

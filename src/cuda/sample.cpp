@@ -1,5 +1,6 @@
-// CudaOps::sample: the settings of all rows in one upload, one kernel, one small copy back. Rows that the kernel does not take (lists that
-// name a token twice, more than kMostTop log probabilities) go the host's way.
+// CudaOps::sample and draw: one kernel, which reads the rows' settings from the host's memory and writes its results there, so that nothing
+// is copied in between; lists, if any, are uploaded. Rows that the kernel does not take (lists that name a token twice, more than kMostTop
+// log probabilities) go the host's way.
 #include "cuda/sample.h"
 
 #include <algorithm>
@@ -89,20 +90,54 @@ struct SampleLists {
   }
 };
 
+// One launch: its rows, and where their settings, lists and results are.
+struct SampleSlot {
+  ~SampleSlot() {
+    if (done != nullptr) cudaEventDestroy(done);
+  }
+  void grow(size_t up, size_t down) {
+    if (done == nullptr) CACHALOT_CUDA_CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+    if (up > up_bytes) {
+      up_bytes = std::max(2 * up_bytes, up);
+      up_host = pinned_memory(up_bytes);
+      up_device = device_memory(up_bytes);
+    }
+    if (down > down_bytes) {
+      down_bytes = std::max(2 * down_bytes, down);
+      results = pinned_memory(down_bytes);
+    }
+  }
+  // Waits for the launch. out: of its rows.
+  void take(std::span<Sampled> out) {
+    busy = false;
+    CACHALOT_CUDA_CHECK(cudaEventSynchronize(done));
+    const auto* found = static_cast<const SampleResult*>(results.get());
+    const auto* tops = reinterpret_cast<const TopToken*>(static_cast<const std::byte*>(results.get()) + top_at);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const SampleResult& r = found[i];
+      Sampled& s = out[i];
+      s = {.token = r.token, .finite = r.token >= 0};
+      if (!s.finite || rows[i].n_logprobs < 0) continue;
+      s.logprob = logprob_of(r.logit, r.highest, r.sum);
+      for (const TopToken& t : std::span(tops + rows[i].top_begin, static_cast<size_t>(r.n_top)))
+        s.top.push_back({t.token, logprob_of(t.logit, r.highest, r.sum)});
+    }
+  }
+
+  std::vector<SampleRow> rows;
+  Buffer up_host, up_device, results;  // pinned, on the device, pinned
+  size_t up_bytes = 0, down_bytes = 0, top_at = 0;
+  cudaEvent_t done = nullptr;
+  bool busy = false;
+};
+
 Sampler::Sampler() : lists_(std::make_unique<SampleLists>()) {}
 Sampler::~Sampler() = default;
 
-void Sampler::grow(size_t up, size_t down) {
-  if (up > up_bytes_) {
-    up_bytes_ = std::max(2 * up_bytes_, up);
-    up_host_ = pinned_memory(up_bytes_);
-    up_device_ = device_memory(up_bytes_);
-  }
-  if (down > down_bytes_) {
-    down_bytes_ = std::max(2 * down_bytes_, down);
-    down_host_ = pinned_memory(down_bytes_);
-    down_device_ = device_memory(down_bytes_);
-  }
+SampleSlot& Sampler::free_slot() {
+  for (const auto& slot : slots_)
+    if (!slot->busy) return *slot;
+  return *slots_.emplace_back(std::make_unique<SampleSlot>());
 }
 
 void CudaOps::sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) {
@@ -120,59 +155,75 @@ void CudaOps::sample(View logits, std::span<const SampleParams> params, std::spa
   for (size_t begin = 0; begin < lists.rows.size();) {
     size_t end = begin + 1;
     while (end < lists.rows.size() && lists.at[end] == lists.at[end - 1] + 1) ++end;
-    sample_rows(logits.rows(lists.at[begin], static_cast<int>(end - begin)), begin, out);
+    const auto first = static_cast<size_t>(lists.at[begin]);
+    enqueue_sample(logits.rows(lists.at[begin], static_cast<int>(end - begin)), begin, nullptr).take(out.subspan(first, end - begin));
     begin = end;
   }
 }
 
-void CudaOps::sample_rows(View logits, size_t begin, std::span<Sampled> out) {
+std::unique_ptr<Draw> CudaOps::draw(View logits, std::span<const SampleParams> params, View tokens) {
+  class OnItsWay final : public Draw {
+   public:
+    explicit OnItsWay(SampleSlot& slot) : slot_(slot) {}
+    ~OnItsWay() override { slot_.busy = false; }
+    void wait(std::span<Sampled> out) override { slot_.take(out); }
+
+   private:
+    SampleSlot& slot_;
+  };
+  const int n = logits.n_rows();
+  CACHALOT_CHECK(logits.dtype == DType::f32 && params.size() == static_cast<size_t>(n) && n > 0);
+  CACHALOT_CHECK(tokens.dtype == DType::i32 && tokens.n_cols() == n);
+  not_in_forward("sampling");
   SampleLists& lists = sampler_.lists();
+  lists.clear(logits.n_cols());
+  for (int i = 0; i < n; ++i)
+    if (!lists.add(params[static_cast<size_t>(i)], i)) return Ops::draw(logits, params, tokens);
+  SampleSlot& slot = enqueue_sample(logits, 0, static_cast<int*>(tokens.data));
+  slot.busy = true;
+  return std::make_unique<OnItsWay>(slot);
+}
+
+SampleSlot& CudaOps::enqueue_sample(View logits, size_t begin, int* tokens) {
+  const SampleLists& lists = sampler_.lists();
   const auto n = static_cast<size_t>(logits.n_rows());
   const size_t rows = aligned(n * sizeof(SampleRow)), seen = aligned(lists.seen.size() * sizeof(SeenToken)),
                bias = aligned(lists.bias.size() * sizeof(BiasedToken)), allowed = aligned(lists.allowed.size() * sizeof(uint32_t));
   const size_t filled = rows + seen + bias + allowed, kept = aligned((lists.seen.size() + lists.bias.size()) * sizeof(float));
-  const size_t results = aligned(n * sizeof(SampleResult)), top = static_cast<size_t>(lists.n_top) * sizeof(TopToken);
-  sampler_.grow(filled + kept, results + top);
+  SampleSlot& slot = sampler_.free_slot();
+  slot.top_at = aligned(n * sizeof(SampleResult));
+  slot.grow(filled + kept, slot.top_at + static_cast<size_t>(lists.n_top) * sizeof(TopToken));
+  slot.rows.assign(lists.rows.begin() + static_cast<ptrdiff_t>(begin), lists.rows.begin() + static_cast<ptrdiff_t>(begin + n));
 
-  std::byte* to = sampler_.up_host();
-  const auto put = [&to](const auto& list, size_t from, size_t count, size_t bytes) {
-    if (count > 0) std::memcpy(to, list.data() + from, count * sizeof(list[0]));
+  auto* const host = static_cast<std::byte*>(slot.up_host.get());
+  std::byte* to = host;
+  const auto put = [&to](const auto& list, size_t bytes) {
+    if (!list.empty()) std::memcpy(to, list.data(), list.size() * sizeof(list[0]));
     to += bytes;
   };
-  put(lists.rows, begin, n, rows);
-  put(lists.seen, 0, lists.seen.size(), seen);
-  put(lists.bias, 0, lists.bias.size(), bias);
-  put(lists.allowed, 0, lists.allowed.size(), allowed);
-  std::byte* const device = sampler_.up_device();
-  CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, sampler_.up_host(), filled, cudaMemcpyHostToDevice, stream_));
+  put(slot.rows, rows);
+  put(lists.seen, seen);
+  put(lists.bias, bias);
+  put(lists.allowed, allowed);
+  auto* const device = static_cast<std::byte*>(slot.up_device.get());
+  if (filled > rows) CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device + rows, host + rows, filled - rows, cudaMemcpyHostToDevice, stream_));
   SampleArgs a;
   a.logits = static_cast<float*>(logits.data);
   a.stride = logits.stride[0];
   a.n_rows = static_cast<int>(n);
   a.vocab = logits.n_cols();
-  a.rows = reinterpret_cast<const SampleRow*>(device);
+  a.rows = reinterpret_cast<const SampleRow*>(host);
   a.seen = reinterpret_cast<const SeenToken*>(device + rows);
   a.bias = reinterpret_cast<const BiasedToken*>(device + rows + seen);
   a.allowed = reinterpret_cast<const uint32_t*>(device + rows + seen + bias);
   a.seen_kept = reinterpret_cast<float*>(device + filled);
   a.bias_kept = a.seen_kept + lists.seen.size();
-  a.results = reinterpret_cast<SampleResult*>(sampler_.down_device());
-  a.top = reinterpret_cast<TopToken*>(sampler_.down_device() + results);
+  a.results = static_cast<SampleResult*>(slot.results.get());
+  a.top = reinterpret_cast<TopToken*>(static_cast<std::byte*>(slot.results.get()) + slot.top_at);
+  a.tokens = tokens;
   done(launch_sample(a, hopper_, stream_), "sample");
-  download(sampler_.down_host(), sampler_.down_device(), results + top);
-
-  const auto* found = reinterpret_cast<const SampleResult*>(sampler_.down_host());
-  const auto* tops = reinterpret_cast<const TopToken*>(sampler_.down_host() + results);
-  for (size_t i = 0; i < n; ++i) {
-    const SampleRow& row = lists.rows[begin + i];
-    const SampleResult& r = found[i];
-    Sampled& s = out[static_cast<size_t>(lists.at[begin + i])];
-    s = {.token = r.token, .finite = r.token >= 0};
-    if (!s.finite || row.n_logprobs < 0) continue;
-    s.logprob = logprob_of(r.logit, r.highest, r.sum);
-    for (int k = 0; k < r.n_top; ++k)
-      s.top.push_back({tops[row.top_begin + k].token, logprob_of(tops[row.top_begin + k].logit, r.highest, r.sum)});
-  }
+  CACHALOT_CUDA_CHECK(cudaEventRecord(slot.done, stream_));
+  return slot;
 }
 
 }  // namespace cachalot::cuda

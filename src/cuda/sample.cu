@@ -422,6 +422,11 @@ __device__ void restore(const SampleArgs& a, const SampleRow& p, float* logits) 
   __syncthreads();
 }
 
+__device__ void leave(const SampleArgs& a, int row, const SampleResult& result) {
+  a.results[row] = result;
+  if (a.tokens != nullptr) a.tokens[row] = result.token;
+}
+
 template <int kThreads, int kBlocks>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const __grid_constant__ SampleArgs a) {
   __shared__ Shared shared;
@@ -461,7 +466,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
   const uint64_t raw_best = best;
   const uint64_t raw_least = block.largest(~uint64_t{ordered(least)});
   if (!sound || best == 0) {
-    if (Blocks::rank() == 0 && threadIdx.x == 0) a.results[row] = result;
+    if (Blocks::rank() == 0 && threadIdx.x == 0) leave(a, row, result);
     Blocks::meet();  // a block's shared memory must outlive what the others read of it
     return;
   }
@@ -538,8 +543,20 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
       }
     }
   }
-  if (Blocks::rank() == 0 && threadIdx.x == 0) a.results[row] = result;
+  if (Blocks::rank() == 0 && threadIdx.x == 0) leave(a, row, result);
   Blocks::meet();
+}
+
+// The one kernel that does not trigger the next: later ones read index arrays before they wait (attend_rows.cuh).
+__global__ void fetch_kernel(int* to, const int4* host, int n, const int* drawn) {
+  const int at = 4 * static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  int4 v{};
+  if (at < n) v = host[at / 4];
+  pdl_wait();
+  const int words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (at + i < n) to[at + i] = words[i] < -1 ? drawn[-2 - words[i]] : words[i];
 }
 
 template <int kThreads, int kBlocks>
@@ -555,6 +572,12 @@ cudaError_t launch_sample(const SampleArgs& a, bool clusters, cudaStream_t strea
   if (clusters && a.n_rows <= 16) return launch_blocks<1024, 8>(a, stream);
   if (clusters && a.n_rows <= 64) return launch_blocks<1024, 2>(a, stream);
   return a.n_rows <= 132 ? launch_blocks<1024, 1>(a, stream) : launch_blocks<512, 1>(a, stream);
+}
+
+cudaError_t launch_fetch(int* to, const int* host, int n, const int* drawn, cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  return launch(fetch_kernel, dim3(static_cast<unsigned>(ceil_div(n, 4 * kThreads))), kThreads, 0, stream, to,
+                reinterpret_cast<const int4*>(host), n, drawn);
 }
 
 }  // namespace cachalot::cuda

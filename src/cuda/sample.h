@@ -48,15 +48,18 @@ struct SampleArgs {
   float* logits = nullptr;  // changed while the kernel runs and put back
   int64_t stride = 0;
   int n_rows = 0, vocab = 0;
-  const SampleRow* rows = nullptr;                   // [n_rows]
+  const SampleRow* rows = nullptr;                   // [n_rows], in the host's memory
   const SeenToken* seen = nullptr;                   // distinct within a row
   const BiasedToken* bias = nullptr;                 // likewise
   const uint32_t* allowed = nullptr;                 // words of 32 tokens
   float *seen_kept = nullptr, *bias_kept = nullptr;  // scratch, as long as the lists
-  SampleResult* results = nullptr;
+  SampleResult* results = nullptr;                   // [n_rows], and `top` as well, in the host's memory
   TopToken* top = nullptr;
+  int* tokens = nullptr;  // [n_rows], on the device, or null
 };
 // clusters: the device has them (compute capability 9.0).
 cudaError_t launch_sample(const SampleArgs& args, bool clusters, cudaStream_t stream);
+// n words of the host's memory, which is aligned to 16 bytes and readable up to a multiple of them; a word w < -1 becomes drawn[-2 - w].
+cudaError_t launch_fetch(int* to, const int* host, int n, const int* drawn, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

@@ -165,6 +165,13 @@ class Graph {
   virtual void launch() = 0;  // enqueues
 };
 
+// Tokens that are being drawn.
+class Draw {
+ public:
+  virtual ~Draw() = default;
+  virtual void wait(std::span<Sampled> out) = 0;  // once
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -247,6 +254,11 @@ class Ops {
   virtual void moe(View x, const Experts& experts, const Routing& routing, View y);
   // Draws one token per row of logits f32 [n, vocab]; see ops/sampling.h. Waits: this is the end of a step.
   virtual void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out);
+  // The same without the wait, where the device can do so: `tokens` i32 [n] receives the tokens (-1: none) on the device, for a step that
+  // is enqueued meanwhile.
+  virtual std::unique_ptr<Draw> draw(View logits, std::span<const SampleParams> params, View tokens);
+  // upload() of words of which those below -1 stand for drawn tokens: w for drawn[-2 - w]. drawn i32.
+  virtual void upload_drawn(int* device, std::span<const int> words, View drawn);
 
   // ---- narrower steps used by the default bodies above; a backend that overrides all of those may refuse them ----
   // y[ids[i]] += weights[i] * x[i]. y f32.

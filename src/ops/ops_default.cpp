@@ -189,6 +189,31 @@ void Ops::sample(View logits, std::span<const SampleParams> params, std::span<Sa
   }
 }
 
+std::unique_ptr<Draw> Ops::draw(View logits, std::span<const SampleParams> params, View tokens) {
+  class Drawn final : public Draw {
+   public:
+    explicit Drawn(size_t n) : sampled(n) {}
+    void wait(std::span<Sampled> out) override { std::move(sampled.begin(), sampled.end(), out.begin()); }
+    std::vector<Sampled> sampled;
+  };
+  auto drawn = std::make_unique<Drawn>(params.size());
+  sample(logits, params, drawn->sampled);
+  std::vector<int> ids;
+  for (const Sampled& s : drawn->sampled) ids.push_back(s.token);
+  CACHALOT_CHECK(tokens.dtype == DType::i32 && tokens.n_cols() == logits.n_rows());
+  upload(tokens.data, ids.data(), ids.size() * sizeof(int));
+  return drawn;
+}
+
+void Ops::upload_drawn(int* device, std::span<const int> words, View drawn) {
+  CACHALOT_CHECK(drawn.dtype == DType::i32);
+  std::vector<int> tokens(static_cast<size_t>(drawn.n_cols())), placed(words.begin(), words.end());
+  download(tokens.data(), drawn.data, tokens.size() * sizeof(int));
+  for (int& word : placed)
+    if (word < -1) word = tokens.at(static_cast<size_t>(-2 - word));
+  upload(device, placed.data(), placed.size() * sizeof(int));
+}
+
 std::unique_ptr<Graph> Ops::capture(const std::function<void()>&) { return nullptr; }
 
 void Ops::scatter_add_rows(View, View, View, View) { CACHALOT_CHECK(false, "{} has no scatter_add_rows", name()); }

@@ -1,5 +1,6 @@
 // The engine's real model: KV pages, runner, and one draw for all logit rows of a step.
 #include <algorithm>
+#include <deque>
 
 #include "base/check.h"
 #include "runtime/step_model.h"
@@ -24,11 +25,14 @@ class DecoderModel final : public StepModel {
                .max_requests = options.max_requests,
                .max_step_tokens = options.max_step_tokens,
                .max_scored_rows = options.max_scored_rows,
-               .runs_ahead = !ops.host_memory()},
+               .runs_ahead = !ops.host_memory(),
+               .follows = options.follow == DecoderModelOptions::Follow::automatic ? !ops.host_memory()
+                                                                                   : options.follow == DecoderModelOptions::Follow::always},
         cache_(ops, decoder.config(), options.kv_format, options.block_tokens, options.n_blocks, decoder.n_kv_layers()),
         runner_(ops, decoder, cache_, runner_limits(options), options.form),
         guesses_(options.guesses) {
     CACHALOT_CHECK(!guesses_ || decoder.mtp());
+    drawn_ = ops.alloc(static_cast<size_t>(runner_.limits().max_logits) * sizeof(int));
     for (const KvLayer& layer : cache_.layers()) page_bytes_ += layer.layout.token_bytes() * static_cast<size_t>(options.block_tokens);
     host_pages_.resize(page_bytes_ * static_cast<size_t>(options.n_host_blocks));
     facts_.move_seconds = 2.0 * static_cast<double>(page_bytes_) / kHostBytesPerSecond +
@@ -60,22 +64,36 @@ class DecoderModel final : public StepModel {
     result_ = runner_.step(items);
   }
 
-  void finish(std::span<const SampleParams> params, std::span<Sampled> out) override {
-    if (params.empty()) return;
+  void draw(std::span<const SampleParams> params) override {
     // The runner sorts sequences by their form of attention, so logit rows come in another order than items.
+    logit_rows_.clear();
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const int n = items_[i].want == WantLogits::all ? items_[i].n_new : items_[i].want == WantLogits::last ? 1 : 0;
+      for (int r = 0; r < n; ++r) logit_rows_.push_back(result_.first_row[i] + r);
+    }
+    CACHALOT_CHECK(logit_rows_.size() == params.size(), "{} logit rows, {} parameters", logit_rows_.size(), params.size());
     row_params_.resize(params.size());
-    row_sampled_.resize(params.size());
-    const auto for_rows = [&](const auto& action) {
-      size_t at = 0;
-      for (size_t i = 0; i < items_.size(); ++i) {
-        const int n = items_[i].want == WantLogits::all ? items_[i].n_new : items_[i].want == WantLogits::last ? 1 : 0;
-        for (int r = 0; r < n; ++r, ++at) action(at, static_cast<size_t>(result_.first_row[i] + r));
-      }
-      CACHALOT_CHECK(at == params.size(), "{} logit rows, {} parameters", at, params.size());
-    };
-    for_rows([&](size_t at, size_t row) { row_params_[row] = params[at]; });
-    ops_.sample(result_.logits, row_params_, row_sampled_);
-    for_rows([&](size_t at, size_t row) { out[at] = std::move(row_sampled_[row]); });
+    for (size_t at = 0; at < params.size(); ++at) row_params_[static_cast<size_t>(logit_rows_[at])] = params[at];
+    const View tokens = View::vector(drawn_.get(), DType::i32, result_.logits.n_rows());
+    draws_.push_back({logit_rows_, params.empty() ? nullptr : ops_.draw(result_.logits, row_params_, tokens)});
+  }
+
+  void follow(std::span<const Follower> items) override {
+    const View drawn = View::vector(drawn_.get(), DType::i32, result_.logits.n_rows());
+    items_.clear();
+    for (const Follower& item : items)
+      items_.push_back({item.sequence, 1, WantLogits::last, logit_rows_.at(static_cast<size_t>(item.row))});
+    result_ = runner_.step(items_, drawn);
+    for (const Follower& item : items) --item.sequence->n_computed;
+  }
+
+  void finish(std::span<Sampled> out) override {
+    const Drawn drawn = std::move(draws_.front());
+    draws_.pop_front();
+    if (!drawn.draw) return;
+    row_sampled_.resize(out.size());
+    drawn.draw->wait(row_sampled_);
+    for (size_t at = 0; at < out.size(); ++at) out[at] = std::move(row_sampled_[static_cast<size_t>(drawn.rows[at])]);
   }
 
   [[nodiscard]] bool guesses() const override { return guesses_; }
@@ -136,10 +154,17 @@ class DecoderModel final : public StepModel {
   size_t page_bytes_ = 0;  // of all layers
   std::vector<std::byte> host_pages_;
   bool guesses_;
-  std::vector<StepItem> items_;
-  std::vector<int> first_;  // position of each item's first row
+  std::vector<StepItem> items_;  // of the step that was started last
+  std::vector<int> first_;       // position of each item's first row
   std::vector<Runner::Predicted> predicted_;
   StepResult result_;
+  std::vector<int> logit_rows_;  // of each draw, in the order of items
+  Buffer drawn_;                 // i32 [max_logits]: the tokens of the step that was started last, by logit row
+  struct Drawn {
+    std::vector<int> rows;
+    std::unique_ptr<Draw> draw;  // null: no row was wanted
+  };
+  std::deque<Drawn> draws_;  // of steps that were not finished yet
   std::vector<SampleParams> row_params_;
   std::vector<Sampled> row_sampled_;
 };

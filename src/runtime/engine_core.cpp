@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 #include "runtime/ngram.h"
@@ -26,10 +27,11 @@ struct EngineCore::Live : Task {
   bool on_track = false;     // within a step: all guesses so far were right
   int n_verified = 0;        // rows of this step that belong to the text
 
+  int last_row = -1;  // of the running step's rows
+
   // Whether a token's parameters are known before the token before it is.
-  [[nodiscard]] bool can_speculate() const {
-    return !counts_tokens() && !request.constraint && !scores_prompt && usage.n_output >= request.min_tokens;
-  }
+  [[nodiscard]] bool draws_without_last_token() const { return !counts_tokens() && !request.constraint; }
+  [[nodiscard]] bool can_speculate() const { return draws_without_last_token() && !scores_prompt && usage.n_output >= request.min_tokens; }
   [[nodiscard]] bool counts_tokens() const {
     const SamplingOptions& s = request.sampling;
     return s.repetition != 1.0f || s.presence != 0.0f || s.frequency != 0.0f;
@@ -140,46 +142,98 @@ void EngineCore::step() {
   for (const RequestId id : unwanted_) cancel(id);
   unwanted_.clear();
   expire(now);
-  if (!scheduler_.has_work()) {
-    flush();
-    return;
+  if (!running_.is_open) {
+    if (!scheduler_.has_work()) {
+      flush();
+      return;
+    }
+    start(now);
   }
+  follow(now);
+  flush();  // of the step before, when the model runs ahead
+  finish();
+  std::swap(running_, next_);
+  ++stats_.steps;
+  if (!model_->facts().runs_ahead || running_.is_open || !scheduler_.has_work()) flush();
+}
+
+void EngineCore::start(double now) {
   if (options_.speculation != CoreOptions::Speculation::off) propose_drafts();
   const StepPlan& plan = scheduler_.plan(now);
   CACHALOT_CHECK(!plan.items.empty(), "{} requests wait, {} run, and none moves", scheduler_.n_waiting(), scheduler_.n_running());
   if (options_.check_invariants) scheduler_.check_invariants();
-  try {
-    run(plan, now);
-  } catch (const std::exception& error) {
-    fail_step(error.what(), clock_());
-  }
-  ++stats_.steps;
-  if (!model_->facts().runs_ahead || !scheduler_.has_work()) flush();
-}
-
-void EngineCore::run(const StepPlan& plan, double now) {
+  running_.open(now);
   items_.clear();
-  spans_.clear();
-  in_step_.clear();
-  rows_.clear();
   params_.clear();
   scored_.clear();
   scored_.reserve(static_cast<size_t>(model_->facts().max_scored_rows));  // params_ points into it
-  for (const StepPlan::Item& item : plan.items) want_rows(static_cast<Live&>(*item.task), item);
-  for (const PageCopy& copy : plan.copies) model_->copy_page(copy);
-  model_->begin(items_);
-  flush();  // of the step before, when the model runs ahead
-  sampled_.assign(params_.size(), {});
-  model_->finish(params_, sampled_);
-  forget_drafts();
+  try {
+    for (const StepPlan::Item& item : plan.items) want_rows(static_cast<Live&>(*item.task), item);
+    for (const PageCopy& copy : plan.copies) model_->copy_page(copy);
+    model_->begin(items_);
+    model_->draw(params_);
+  } catch (const std::exception& error) {
+    running_.error = error.what();
+  }
+}
 
+// Starts the step behind the running one when it is known: nobody comes or leaves in between, and every request's next token can be drawn
+// without the host's having seen the one before. A request whose text ends in the running step has a row too many then, which nobody asks
+// for: its place in a page lies behind the rows of the text, and the page is not given away before the step has ended.
+void EngineCore::follow(double now) {
+  next_.is_open = false;
+  if (!model_->facts().follows || options_.speculation != CoreOptions::Speculation::off || !running_.error.empty()) return;
+  for (const Flight::Item& item : running_.items)
+    if (!item.live->ended && !item.live->draws_without_last_token()) return;
+  const StepPlan* plan = scheduler_.follow(now);
+  if (plan == nullptr) return;
+  if (options_.check_invariants) scheduler_.check_invariants();
+  next_.open(now);
+  followers_.clear();
+  params_.clear();
+  for (size_t r = 0; r < running_.rows.size(); ++r) running_.rows[r].live->last_row = static_cast<int>(r);
+  for (const StepPlan::Item& item : plan->items) {
+    Live& live = static_cast<Live&>(*item.task);
+    const int position = live.sequence.n_computed;
+    next_.items.push_back({&live, position, 1, 0});
+    next_.rows.push_back({&live, position, 0});
+    followers_.push_back({&live.sequence, live.last_row});
+    params_.push_back(params_of(live, 1));
+  }
+  try {
+    model_->follow(followers_);
+    model_->draw(params_);
+  } catch (const std::exception& error) {
+    next_.error = error.what();
+  }
+}
+
+// Takes the running step's tokens.
+void EngineCore::finish() {
+  try {
+    if (!running_.error.empty()) throw std::runtime_error(running_.error);
+    sampled_.assign(running_.rows.size(), {});
+    model_->finish(sampled_);
+    take_rows();
+  } catch (const std::exception& error) {
+    fail_step(error.what(), clock_());
+  }
+  // What follows is the running step now, and its rows count like those of any.
+  if (next_.is_open)
+    for (const Flight::Item& item : next_.items)
+      if (!item.live->ended) ++item.live->sequence.n_computed;
+}
+
+void EngineCore::take_rows() {
+  forget_drafts();
   const double after = clock_();
-  scheduler_.commit(after - now);
-  for (size_t r = 0; r < rows_.size(); ++r) {
-    Live& live = *rows_[r].live;
+  let_go(true, after);
+  for (size_t r = 0; r < running_.rows.size(); ++r) {
+    const Flight::Row& row = running_.rows[r];
+    Live& live = *row.live;
     if (live.ended) continue;
-    if (rows_[r].ahead > 0) {
-      const int guessed = live.draft[static_cast<size_t>(rows_[r].ahead) - 1];
+    if (row.ahead > 0) {
+      const int guessed = live.draft[static_cast<size_t>(row.ahead) - 1];
       if (!live.on_track) continue;
       live.on_track = live.sequence.tokens.back() == guessed;
       live.hit_rate += 0.1 * ((live.on_track ? 1.0 : 0.0) - live.hit_rate);
@@ -189,9 +243,21 @@ void EngineCore::run(const StepPlan& plan, double now) {
       ++live.usage.n_accepted;
       ++stats_.accepted_tokens;
     }
-    take_row(live, rows_[r].position, std::move(sampled_[r]), after);
+    take_row(live, row.position, std::move(sampled_[r]), after);
   }
   if (model_->guesses()) learn_guesses();
+}
+
+// The running step is over. Requests that ended while it, or the one before it, was running leave now.
+void EngineCore::let_go(bool ran, double now) {
+  if (!std::exchange(running_.is_open, false)) return;
+  if (ran)
+    scheduler_.commit(now - std::max(running_.started, last_finish_));
+  else
+    scheduler_.abandon();
+  last_finish_ = now;
+  for (const Flight::Item& item : running_.items)
+    if (item.live->ended && item.live->n_steps == 0) scheduler_.remove(*item.live);
 }
 
 // How many tokens are worth guessing: the n-th guess is right with a probability of hit_rate^n, and costs a row. The prediction layer runs
@@ -224,33 +290,34 @@ void EngineCore::propose_drafts() {
 
 // Takes the guesses out of the texts again; those that prove right come back one by one.
 void EngineCore::forget_drafts() {
-  for (size_t i = 0; i < items_.size(); ++i) {
-    Live& live = *in_step_[i];
-    live.n_verified = items_[i].n_new - spans_[i].n_draft;
-    if (spans_[i].n_draft == 0) continue;
-    live.sequence.n_computed = spans_[i].first + 1;
-    live.sequence.tokens.resize(static_cast<size_t>(spans_[i].first) + 1);
+  for (const Flight::Item& item : running_.items) {
+    Live& live = *item.live;
+    live.n_verified = item.n_rows - item.n_draft;
+    if (item.n_draft == 0) continue;
+    live.sequence.n_computed = item.first + 1;
+    live.sequence.tokens.resize(static_cast<size_t>(item.first) + 1);
   }
 }
 
 // The prediction layer sees every row, so that its own cache has no holes.
 void EngineCore::learn_guesses() {
+  const std::vector<Flight::Item>& items = running_.items;
   guess_items_.clear();
-  for (size_t i = 0; i < items_.size(); ++i) {
-    const Live& live = *in_step_[i];
+  for (const Flight::Item& item : items) {
+    const Live& live = *item.live;
     // Of a request that ended, what its last token would be followed by is of no interest; its rows may still serve others.
-    const bool known = live.sequence.n_tokens() > spans_[i].first + live.n_verified;
+    const bool known = live.sequence.n_tokens() > item.first + live.n_verified;
     const bool wanted = known && !live.ended && live.n_output() > 0 && live.can_speculate();
     // One at least: a request without guesses would never be found to be easy.
     guess_items_.push_back({known ? live.n_verified : live.n_verified - 1, wanted ? std::max(1, draft_length(live)) : 0});
   }
-  guesses_.resize(std::max(guesses_.size(), items_.size()));
+  guesses_.resize(std::max(guesses_.size(), items.size()));
   const double before = clock_();
-  model_->guess(guess_items_, std::span(guesses_).first(items_.size()));
+  model_->guess(guess_items_, std::span(guesses_).first(items.size()));
   size_t passes = 0;
-  for (size_t i = 0; i < items_.size(); ++i) {
+  for (size_t i = 0; i < items.size(); ++i) {
     passes = std::max(passes, guesses_[i].size());
-    in_step_[i]->guesses = guesses_[i];
+    items[i].live->guesses = guesses_[i];
   }
   // The pass over all rows may have been one of a prompt; with more passes it counts for less.
   if (passes > 1) further_guess_seconds_ += 0.1 * ((clock_() - before) / static_cast<double>(passes) - further_guess_seconds_);
@@ -260,8 +327,7 @@ void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {
   Sequence& s = live.sequence;
   const int begin = s.n_computed, end = begin + item.n_new;
   const int n_draft = item.is_prompt ? 0 : item.n_new - 1;
-  spans_.push_back({begin, n_draft});
-  in_step_.push_back(&live);
+  running_.items.push_back({&live, begin, item.n_new, n_draft});
   if (n_draft > 0) {
     live.draft.resize(static_cast<size_t>(n_draft));
     s.tokens.insert(s.tokens.end(), live.draft.begin(), live.draft.end());
@@ -271,7 +337,7 @@ void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {
     live.usage.n_drafted += n_draft;
     stats_.drafted_tokens += n_draft;
     for (int i = 0; i <= n_draft; ++i) {
-      rows_.push_back({&live, begin + i, i});
+      running_.rows.push_back({&live, begin + i, i});
       params_.push_back(params_of(live, i));
     }
     return;
@@ -281,7 +347,7 @@ void EngineCore::want_rows(Live& live, const StepPlan::Item& item) {
   const WantLogits want = live.scores_prompt ? WantLogits::all : end == s.n_tokens() ? WantLogits::last : WantLogits::none;
   items_.push_back({&live.sequence, item.n_new, want});
   for (int p = want == WantLogits::all ? begin : want == WantLogits::last ? end - 1 : end; p < end; ++p) {
-    rows_.push_back({&live, p, 0});
+    running_.rows.push_back({&live, p, 0});
     if (p == s.n_tokens() - 1) {
       params_.push_back(params_of(live, 0));
     } else {
@@ -305,7 +371,7 @@ SampleParams EngineCore::params_of(Live& live, int ahead) const {
                  .seed = s.seed,
                  .step = static_cast<uint64_t>(live.usage.n_output + ahead),
                  .history = live.history,
-                 .bias = live.n_output() < live.request.min_tokens ? live.early_bias : s.bias,
+                 .bias = live.n_output() + ahead < live.request.min_tokens ? live.early_bias : s.bias,
                  .n_logprobs = s.n_logprobs};
   if (!live.request.constraint) return p;
   p.allowed = live.request.constraint->allowed();
@@ -378,8 +444,8 @@ void EngineCore::take_token(Live& live, Sampled sampled, double now) {
 }
 
 void EngineCore::end(Live& live, TokenEvent event, FinishReason reason, double now) {
-  scheduler_.remove(live);
-  live.ended = true;
+  live.ended = live.leaves = true;
+  if (live.n_steps == 0) scheduler_.remove(live);
   event.request = live.id;
   event.finish = reason;
   if (live.usage.n_output <= 1) event.prompt_logprobs = std::move(live.prompt_logprobs);
@@ -407,16 +473,14 @@ void EngineCore::end(Live& live, TokenEvent event, FinishReason reason, double n
 
 // The device failed: nothing is known of what the step wrote.
 void EngineCore::fail_step(const char* why, double now) {
-  scheduler_.abandon();
-  for (Live* live : in_step_) {
-    if (live->ended) continue;
-    live->publishes = false;
-    end(*live, {.error = why}, FinishReason::error, now);
-  }
+  for (const Flight::Item& item : running_.items) item.live->publishes = false;
+  let_go(false, now);
+  for (const Flight::Item& item : running_.items)
+    if (!item.live->ended) end(*item.live, {.error = why}, FinishReason::error, now);
 }
 
 void EngineCore::flush() {
-  if (pending_.empty()) return;
+  const bool has_news = !pending_.empty();
   for (Pending& pending : pending_) {
     if (!pending.live->on_event) continue;
     try {
@@ -427,8 +491,8 @@ void EngineCore::flush() {
     }
   }
   pending_.clear();
-  ended_.clear();
-  if (after_step_) after_step_();
+  std::erase_if(ended_, [](const auto& live) { return live->state == Task::State::outside; });  // others are part of a step still
+  if (has_news && after_step_) after_step_();
 }
 
 EngineStats EngineCore::stats() const {

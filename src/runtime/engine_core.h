@@ -1,5 +1,6 @@
 // EngineCore: the engine without its thread. Each step() asks the scheduler for a plan, runs it on the model, and turns the drawn tokens
-// into events. Integers and host memory only, with the time given by a clock, so that it can be simulated.
+// into events. Where the model can do so and the plan is certain, the step behind it is started first, so that the model need not wait.
+// Integers and host memory only, with the time given by a clock, so that it can be simulated.
 #pragma once
 
 #include <functional>
@@ -38,7 +39,7 @@ class EngineCore {
   void add(RequestId id, Request request, Engine::OnEvent on_event, double submitted);
   void cancel(RequestId id);
   void cancel_all();
-  [[nodiscard]] bool has_work() const { return !live_.empty() || !pending_.empty(); }
+  [[nodiscard]] bool has_work() const { return !live_.empty() || !pending_.empty() || running_.is_open; }
   // Passes on what has happened, and runs one step when there is something to run. Callbacks must not call back into this object.
   void step();
   void after_step(std::function<void()> hook) { after_step_ = std::move(hook); }
@@ -62,7 +63,10 @@ class EngineCore {
   };
 
   void expire(double now);
-  void run(const StepPlan& plan, double now);
+  void start(double now);
+  void follow(double now);
+  void finish();
+  void take_rows();
   [[nodiscard]] int draft_length(const Live& live) const;
   void propose_drafts();
   void want_rows(Live& live, const StepPlan::Item& item);
@@ -72,6 +76,7 @@ class EngineCore {
   void take_row(Live& live, int position, Sampled sampled, double now);
   void take_token(Live& live, Sampled sampled, double now);
   void end(Live& live, TokenEvent event, FinishReason reason, double now);
+  void let_go(bool ran, double now);
   void fail_step(const char* why, double now);
   void flush();
 
@@ -91,21 +96,35 @@ class EngineCore {
   double last_end_ = -1.0, seconds_per_request_ = 0.0;
   double further_guess_seconds_ = 0.0;  // that the prediction layer takes for one more guess of all requests
 
-  // Of the running step.
-  struct Row {
-    Live* live;
-    int position;  // of the row; its logits are about the token after it
-    int ahead;     // guessed tokens between the text's last one and this row, itself included
+  // A step between its plan and its tokens.
+  struct Flight {
+    struct Item {
+      Live* live;
+      int first, n_rows, n_draft;  // position of the first row; rows, and guesses among them
+    };
+    struct Row {
+      Live* live;
+      int position;  // of the row; its logits are about the token after it
+      int ahead;     // guessed tokens between the text's last one and this row, itself included
+    };
+    std::vector<Item> items;
+    std::vector<Row> rows;  // those that a token is drawn from
+    double started = 0.0;
+    bool is_open = false;  // its plan was neither committed nor abandoned
+    std::string error;     // why it could not be started
+
+    void open(double now) {
+      items.clear(), rows.clear(), error.clear();
+      started = now;
+      is_open = true;
+    }
   };
+  Flight running_, next_;  // next_: enqueued behind it
+  double last_finish_ = 0.0;
   std::vector<StepItem> items_;
-  struct Span {
-    int first = 0, n_draft = 0;  // position of the first row; guesses among the rows
-  };
-  std::vector<Span> spans_;  // one per item
+  std::vector<StepModel::Follower> followers_;
   std::vector<StepModel::GuessItem> guess_items_;
   std::vector<std::vector<int>> guesses_;
-  std::vector<Live*> in_step_;
-  std::vector<Row> rows_;
   std::vector<SampleParams> params_;
   std::vector<TokenBias> scored_;  // one per row of params_ that scores a prompt token
   std::vector<Sampled> sampled_;

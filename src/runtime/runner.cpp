@@ -117,7 +117,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
     const Sequence& s = *item.sequence;
     const int begin = s.n_computed, end = begin + item.n_new;
     item_rows_[i] = row;
-    CACHALOT_CHECK(item.n_new > 0 && end <= s.n_tokens(), "tokens {} to {} of {}", begin, end, s.n_tokens());
+    CACHALOT_CHECK(item.n_new > 0 && end <= s.n_tokens() + (item.drawn >= 0), "tokens {} to {} of {}", begin, end, s.n_tokens());
     CACHALOT_CHECK(static_cast<int>(s.blocks.size()) >= blocks_for(end), "{} blocks for {} tokens", s.blocks.size(), end);
     Rows& part = short_queries(item) ? batch_.decode : batch_.prefill;
     if (part.n_seqs == 0) part = {row, 0, n_seqs, 0};
@@ -130,7 +130,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
     const int n_wanted = logits_of(item);
     result.first_row[i] = n_wanted > 0 ? n_logits : -1;
     for (int p = begin; p < end; ++p, ++row) {
-      host[at.tokens + static_cast<size_t>(row)] = s.tokens[static_cast<size_t>(p)];
+      host[at.tokens + static_cast<size_t>(row)] = item.drawn >= 0 ? -2 - item.drawn : s.tokens[static_cast<size_t>(p)];
       host[at.positions + static_cast<size_t>(row)] = p;
       host[at.slots + static_cast<size_t>(row)] = writes ? table[p / block_tokens] * block_tokens + p % block_tokens : -1;
       if (p >= end - n_wanted) host[at.logit_rows + static_cast<size_t>(n_logits++)] = row;
@@ -176,9 +176,12 @@ void Runner::pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int t
   batch_.decode = {0, row, 0, n_seqs};
 }
 
-void Runner::upload() {
-  const auto table = static_cast<size_t>(batch_.n_seqs) * static_cast<size_t>(batch_.block_table.n_cols());
-  ops_.upload(device_.get(), host_.data(), (at_.block_table + table) * sizeof(int));
+void Runner::upload(View drawn) {
+  const size_t n = at_.block_table + static_cast<size_t>(batch_.n_seqs) * static_cast<size_t>(batch_.block_table.n_cols());
+  if (drawn)
+    ops_.upload_drawn(static_cast<int*>(device_.get()), std::span(host_).first(n), drawn);
+  else
+    ops_.upload(device_.get(), host_.data(), n * sizeof(int));
 }
 
 void Runner::forward() {
@@ -228,13 +231,13 @@ void Runner::run(const Shape& shape) {
   ++n_replayed_;
 }
 
-StepResult Runner::step(std::span<const StepItem> items) {
+StepResult Runner::step(std::span<const StepItem> items, View drawn) {
   StepResult result;
   result.first_row.assign(items.size(), -1);
   if (items.empty()) return result;
   const Shape shape = shape_of(items);
   lay_out(items, shape, true, result);
-  upload();
+  upload(drawn);
   int n_logits = 0;
   for (const StepItem& item : items) n_logits += logits_of(item);
   result.logits = View::matrix(logits_.get(), DType::f32, n_logits, decoder_.config().vocab);

@@ -25,6 +25,7 @@ struct StepItem {
   Sequence* sequence = nullptr;
   int n_new = 0;  // tokens [n_computed, n_computed + n_new) are run; they must be there, and their blocks reserved
   WantLogits want = WantLogits::last;
+  int drawn = -1;  // >= 0: the one token, not in the sequence yet, is the one that was drawn in this logit row of the step before
 };
 
 struct StepResult {
@@ -51,8 +52,9 @@ class Runner {
   Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLimits& limits, MlaForm form = MlaForm::automatic,
          GraphUse graphs = GraphUse::automatic);
 
-  // One forward step; afterwards each item's n_computed has grown by n_new.
-  StepResult step(std::span<const StepItem> items);
+  // One forward step; afterwards each item's n_computed has grown by n_new. `drawn` i32, on the device, holds the tokens of items that are
+  // yet to learn theirs; all items are, or none is.
+  StepResult step(std::span<const StepItem> items, View drawn = {});
   // Runs the decoder's prediction layer on the rows of the last step; each row meets the token that stands behind it in its sequence by
   // now.
   struct Predicted {
@@ -124,7 +126,7 @@ class Runner {
   void lay_out(std::span<const StepItem> items, const Shape& shape, bool writes, StepResult& result);
   void pad(const Shape& shape, int& row, int& n_seqs, int& n_logits, int table_cols);
   void set_views(int n_rows, int n_seqs, int n_logits, int table_cols);
-  void upload();
+  void upload(View drawn = {});
   void forward();
   [[nodiscard]] View hidden() const;  // of the last step's rows
   void run(const Shape& shape);

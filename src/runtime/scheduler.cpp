@@ -53,7 +53,7 @@ void Scheduler::leave(Task& task) {
     --n_waiting_;
     --counts_[index(task.priority)].waiting;
   } else if (task.state == Task::State::running) {
-    CACHALOT_CHECK(!plan_is_open_, "request {} is part of a step", task.id);
+    CACHALOT_CHECK(task.n_steps == 0, "request {} is part of a step", task.id);
     running_.erase(std::find(running_.begin(), running_.end(), &task));
     --counts_[index(task.priority)].running;
     std::erase_if(plan_.items, [&](const StepPlan::Item& item) {
@@ -342,13 +342,15 @@ void Scheduler::check_invariants() const {
   for (int b = 0; b < pool_.n_blocks(); ++b)
     CACHALOT_CHECK(pool_.holders(b) >= held[static_cast<size_t>(b)], "block {} has {} holders and is in {} tables", b, pool_.holders(b),
                    held[static_cast<size_t>(b)]);
-  if (!plan_is_open_) return;
-  int n_rows = 0;
-  for (const StepPlan::Item& item : plan_.items) {
-    n_rows += item.n_new;
-    CACHALOT_CHECK(item.task->state == Task::State::running && item.n_new > 0);
+  for (const StepPlan* plan : {plan_is_open_ ? &plan_ : nullptr, next_plan_is_open_ ? &next_plan_ : nullptr}) {
+    if (plan == nullptr) continue;
+    int n_rows = 0;
+    for (const StepPlan::Item& item : plan->items) {
+      n_rows += item.n_new;
+      CACHALOT_CHECK(item.task->state == Task::State::running && item.n_new > 0 && item.task->n_steps > 0);
+    }
+    CACHALOT_CHECK(n_rows <= options_.max_step_tokens && n_rows == plan->n_decode_rows + plan->n_prompt_rows, "{} rows", n_rows);
   }
-  CACHALOT_CHECK(n_rows <= options_.max_step_tokens && n_rows == plan_.n_decode_rows + plan_.n_prompt_rows, "{} rows", n_rows);
 }
 
 }  // namespace cachalot

@@ -43,11 +43,13 @@ struct Task {
   bool scores_prompt = false;  // the logits of all rows are wanted; the owner clears it once it has those of the prompt
   std::string salt;
   std::vector<int> draft;  // guesses of the tokens behind the last one; a step may run them too
+  bool leaves = false;     // takes part in no further step; to be removed when n_steps is 0
 
   // Set by the scheduler.
   enum class State : uint8_t { outside, waiting, running };
   State state = State::outside;
   int64_t arrival = 0;
+  int n_steps = 0;      // planned steps that it is part of, and that were neither committed nor abandoned
   int n_cached = 0;     // of the prompt, tokens that came from the prefix cache when it first got a place
   int n_preempted = 0;  // times that it lost its place
   double first_step = -1.0, last_step = -1.0, last_token = -1.0;  // when
@@ -86,16 +88,19 @@ class Scheduler {
   Scheduler(BlockPool& pool, const SchedulerOptions& options);
 
   void add(Task& task, double now);
-  // Takes a task out, wherever it is; its rows stay known to the prefix cache. A running one not between plan() and commit().
+  // Takes a task out, wherever it is; its rows stay known to the prefix cache. Not while a step has it.
   void remove(Task& task);
   [[nodiscard]] bool has_work() const { return n_waiting_ > 0 || !running_.empty(); }
 
   // Decides on a step, and takes pages for its rows. commit() or abandon() must follow.
   const StepPlan& plan(double now);
-  // The step ran, and n_computed of its tasks has grown.
+  // While that step runs: the one behind it, when it is certain to be one more row of each task of the running step that has tokens left,
+  // however those tokens turn out. Otherwise, as when others wait or pages are short, null; commit() comes first then. At most one.
+  const StepPlan* follow(double now);
+  // The step ran, and n_computed of its tasks has grown. One that follows it is the running one now.
   void commit(double step_seconds);
   // The step failed. The plan is forgotten; its tasks are to be removed.
-  void abandon() { plan_is_open_ = false; }
+  void abandon() { close_plan(); }
   // A token came at that time: a promise was kept or broken.
   void count_token(Task& task, double now);
 
@@ -151,6 +156,7 @@ class Scheduler {
   void enqueue(Task& task);
   void leave(Task& task);  // waiting queue or running list
 
+  void close_plan();
   void plan_decodes(double now);
   void plan_drafts();
   void plan_prompts(double now);
@@ -165,8 +171,9 @@ class Scheduler {
   std::deque<Task*> waiting_[kPriorities];  // in order
   std::vector<Task*> running_;              // in order
   std::vector<Task*> order_;                // a copy of it, while it changes
-  StepPlan plan_;
-  bool plan_is_open_ = false;  // between plan() and commit()
+  StepPlan plan_, next_plan_;
+  bool plan_is_open_ = false;       // between plan() and commit()
+  bool next_plan_is_open_ = false;  // follow() gave it
   ClassCounts counts_[kPriorities];
   Aim aims_[kPriorities];
   double output_estimate_[kPriorities];  // tokens of an answer

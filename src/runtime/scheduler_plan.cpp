@@ -1,6 +1,7 @@
 // Scheduler: how the rows of a step are shared out, and what happens when pages run out on the way.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 #include "runtime/scheduler.h"
@@ -26,16 +27,48 @@ const StepPlan& Scheduler::plan(double now) {
   order_ = running_;
   plan_decodes(now);
   if (plan_.n_decode_rows == 0 || !pace_.wants_decode_step()) plan_prompts(now);
-  for (const StepPlan::Item& item : plan_.items) item.task->last_step = now;
+  for (const StepPlan::Item& item : plan_.items) item.task->last_step = now, ++item.task->n_steps;
   plan_is_open_ = true;
   return plan_;
 }
 
+// Nobody is let in and nobody yields here: both may need to take pages from a task of the running step.
+const StepPlan* Scheduler::follow(double now) {
+  CACHALOT_CHECK(plan_is_open_ && !next_plan_is_open_, "there is no step to be followed");
+  next_plan_.items.clear();
+  if (n_waiting_ > 0) return nullptr;
+  int n_pages = 0;
+  for (Task* task : running_) {
+    const Sequence& s = task->sequence;
+    if (task->leaves || s.n_tokens() + 1 >= task->max_total) continue;  // its next token, if any, is the last
+    if (task->n_left() > 0) return nullptr;                             // a prompt that is read, or whoever was left out
+    n_pages += blocks_of(s.n_computed + 1) - static_cast<int>(s.blocks.size());
+    next_plan_.items.push_back({task, 1, false});
+  }
+  if (next_plan_.items.empty() || n_pages > pool_.n_free()) return nullptr;
+  for (const StepPlan::Item& item : next_plan_.items) {
+    Sequence& s = item.task->sequence;
+    while (static_cast<int>(s.blocks.size()) < blocks_of(s.n_computed + 1)) s.blocks.push_back(*pool_.take());
+    item.task->last_step = now;
+    ++item.task->n_steps;
+  }
+  next_plan_.n_decode_rows = static_cast<int>(next_plan_.items.size());
+  next_plan_.n_prompt_rows = next_plan_.n_draft_rows = 0;
+  next_plan_is_open_ = true;
+  return &next_plan_;
+}
+
 void Scheduler::commit(double step_seconds) {
-  plan_is_open_ = false;
   pace_.record(plan_.n_decode_rows, plan_.n_prompt_rows, step_seconds);
   for (const StepPlan::Item& item : plan_.items)
     if (caches(*item.task)) publish(*item.task);
+  close_plan();
+}
+
+void Scheduler::close_plan() {
+  for (const StepPlan::Item& item : plan_.items) --item.task->n_steps;
+  std::swap(plan_, next_plan_);
+  plan_is_open_ = std::exchange(next_plan_is_open_, false);
 }
 
 Task* Scheduler::memory_victim(double now) const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "ops/sampling.h"
 #include "runtime/runner.h"
 #include "runtime/scheduler.h"
@@ -27,6 +28,7 @@ struct ModelFacts {
   int max_scored_rows = 64;             // logit rows of a step beside one per request
   // begin() returns before the step is done, so that events are passed on while it runs.
   bool runs_ahead = false;
+  bool follows = false;  // follow() works
 };
 
 class StepModel {
@@ -37,6 +39,20 @@ class StepModel {
   virtual void copy_page(const PageCopy& copy) = 0;
   // Starts a step; n_computed of each item's sequence grows by n_new.
   virtual void begin(std::span<const StepItem> items) = 0;
+  // Draws a token for each logit row of the step that was started last: those of the first item, then those of the second, and so on.
+  virtual void draw(std::span<const SampleParams> params) = 0;
+  // Starts the step behind one whose tokens are being drawn, before they are known: each sequence goes on by one row, at n_computed, with
+  // the token of that logit row (as counted by draw()). n_computed does not grow, since the token may turn out to be the text's last.
+  struct Follower {
+    Sequence* sequence = nullptr;
+    int row = 0;
+  };
+  virtual void follow(std::span<const Follower> items) {
+    (void)items;
+    CACHALOT_CHECK(false, "this model runs one step at a time");
+  }
+  // Waits for the oldest step whose tokens were not taken yet.
+  virtual void finish(std::span<Sampled> out) = 0;
   // Whether guess() works.
   [[nodiscard]] virtual bool guesses() const { return false; }
   // After each step, once tokens were drawn: n_valid of the item's rows belong to its text, whose next token is known up to the last of
@@ -48,8 +64,6 @@ class StepModel {
     (void)items;
     for (std::vector<int>& guesses : out) guesses.clear();
   }
-  // Waits for the step and draws a token for each of its logit rows: those of the first item, then those of the second, and so on.
-  virtual void finish(std::span<const SampleParams> params, std::span<Sampled> out) = 0;
 };
 
 struct DecoderModelOptions {
@@ -59,6 +73,8 @@ struct DecoderModelOptions {
   KvFormat kv_format = KvFormat::f32;
   MlaForm form = MlaForm::automatic;
   bool guesses = false;  // with the decoder's prediction layer, which it must then have
+  enum class Follow : uint8_t { automatic, always, never };
+  Follow follow = Follow::automatic;  // automatic: where calls only enqueue; the others are for tests
 };
 inline RunnerLimits runner_limits(const DecoderModelOptions& o) {
   return {.max_tokens = o.max_step_tokens,
@@ -76,6 +92,7 @@ struct StubOptions {
   int answer_tokens = -1;  // then comes the end token; -1: as many as the prompt has
   int max_context = 4096, max_requests = 16, max_step_tokens = 512, block_tokens = 16;
   int n_blocks = 0;                                                        // 0: as many as all requests can need
+  bool follows = false;                                                    // as a device that runs steps by itself would
   double step_seconds = 0.0, decode_row_seconds = 0.0, row_seconds = 0.0;  // per step, per generating request, per prompt token
   std::function<void(double seconds)> sleep;                               // takes the place of sleeping
 };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <thread>
 
 #include "runtime/step_model.h"
@@ -20,7 +21,9 @@ class StubModel final : public StepModel {
               .n_blocks = options_.n_blocks > 0 ? options_.n_blocks : per_request * options_.max_requests,
               .block_tokens = options_.block_tokens,
               .max_requests = options_.max_requests,
-              .max_step_tokens = options_.max_step_tokens};
+              .max_step_tokens = options_.max_step_tokens,
+              .runs_ahead = options_.follows,
+              .follows = options_.follows};
     if (!options_.sleep) options_.sleep = [](double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); };
   }
 
@@ -36,11 +39,29 @@ class StubModel final : public StepModel {
       for (int left = first; left > 0; --left) rows_.push_back({item.sequence, item.sequence->n_computed + item.n_new - left});
       item.sequence->n_computed += item.n_new;
     }
-    if (seconds > 0.0) options_.sleep(seconds);
+    if (options_.follows)
+      seconds_ = seconds;
+    else
+      sleep(seconds);
   }
 
-  void finish(std::span<const SampleParams> params, std::span<Sampled> out) override {
-    for (size_t i = 0; i < rows_.size(); ++i) out[i] = draw(*rows_[i].sequence, rows_[i].position, params[i]);
+  void draw(std::span<const SampleParams> params) override {
+    Drawn& drawn = drawn_.emplace_back();
+    drawn.seconds = seconds_;
+    for (size_t i = 0; i < rows_.size(); ++i) drawn.tokens.push_back(draw(*rows_[i].sequence, rows_[i].position, params[i]));
+  }
+
+  void follow(std::span<const Follower> items) override {
+    rows_.clear();
+    for (const Follower& item : items) rows_.push_back({item.sequence, item.sequence->n_computed});
+    seconds_ = options_.step_seconds + static_cast<double>(items.size()) * options_.decode_row_seconds;
+  }
+
+  void finish(std::span<Sampled> out) override {
+    const Drawn drawn = std::move(drawn_.front());
+    drawn_.pop_front();
+    sleep(drawn.seconds);
+    std::copy(drawn.tokens.begin(), drawn.tokens.end(), out.begin());
   }
 
  private:
@@ -48,6 +69,14 @@ class StubModel final : public StepModel {
     const Sequence* sequence;
     int position;
   };
+  struct Drawn {
+    double seconds = 0.0;  // that the step takes until its tokens are there
+    std::vector<Sampled> tokens;
+  };
+
+  void sleep(double seconds) const {
+    if (seconds > 0.0) options_.sleep(seconds);
+  }
 
   [[nodiscard]] Sampled draw(const Sequence& s, int position, const SampleParams& params) const {
     const auto n_output = static_cast<int>(params.step), n_prompt = position + 1 - n_output;
@@ -72,7 +101,9 @@ class StubModel final : public StepModel {
 
   StubOptions options_;
   ModelFacts facts_;
-  std::vector<Row> rows_;
+  std::vector<Row> rows_;  // of the step that was started last
+  double seconds_ = 0.0;
+  std::deque<Drawn> drawn_;  // of steps that were not finished yet
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Whole runs on a GPU, through the runner with recorded graphs, on random models of a published shape.
 //   cuda_run_bench run SHAPE FORMAT BATCH IN OUT         SHAPE v2-lite, v2; FORMAT bf16, int4_planar, q4_k, fp8_block
 //   cuda_run_bench run FILE file BATCH IN OUT            a model's own weights, and its own routing, for comparison with other programs
-//   cuda_run_bench engine SHAPE FORMAT IN OUT BATCH...   the engine's steps beside the same steps without it
+//   cuda_run_bench engine SHAPE FORMAT IN OUT BATCH...   the engine's steps, enqueued ahead and one by one, beside the same without it
 //   cuda_run_bench sample                                what drawing tokens costs
 #include <algorithm>
 #include <chrono>
@@ -55,6 +55,8 @@ Loaded load(const std::string& shape, const std::string& format) {
   return m;
 }
 
+int tokens_of(const Loaded& m) { return std::min(m.config.vocab, 100000); }  // ordinary ones
+
 struct RunResult {
   double total = 0.0, first = 0.0;
   std::vector<double> steps;  // seconds of each later step, its sampling included
@@ -63,7 +65,9 @@ struct RunResult {
 RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_in, int n_out, const SampleParams& params) {
   std::vector<Sequence> sequences(static_cast<size_t>(batch));
   // Every token is drawn here: those that a random model samples repeat, and with them the experts.
-  auto next_token = [state = 7u]() mutable { return static_cast<int>(((state = state * 1664525u + 1013904223u) >> 8) % 100000u); };
+  auto next_token = [state = 7u, n = tokens_of(m)]() mutable {
+    return static_cast<int>(((state = state * 1664525u + 1013904223u) >> 8) % static_cast<unsigned>(n));
+  };
   for (Sequence& s : sequences) {
     for (int i = 0; i < n_in; ++i) s.tokens.push_back(next_token());
     if (!cache.reserve(s, n_in + n_out)) fail("the cache is too small");
@@ -144,8 +148,10 @@ std::vector<double> engine_gaps(Loaded& m, const DecoderModelOptions& options, i
   std::string problem;
   const auto engine = make_engine(make_decoder_model(*m.ops, m.decoder, options), EngineOptions{.prefix_cache = false});
   for (int r = 0; r < batch; ++r) {
-    Request request{.sampling = {.temperature = params.temperature}, .max_tokens = n_out, .ignore_eos = true};
-    for (int i = 0; i < n_in; ++i) request.prompt.push_back((r * 7919 + i * 104729) % 100000);
+    // With equal seeds requests would draw equal tokens, and their rows meet equal experts.
+    Request request{
+        .sampling = {.temperature = params.temperature, .seed = static_cast<uint64_t>(r)}, .max_tokens = n_out, .ignore_eos = true};
+    for (int i = 0; i < n_in; ++i) request.prompt.push_back((r * 7919 + i * 104729) % tokens_of(m));
     engine->submit(std::move(request), [&, n = 0, last = false](const TokenEvent& e) mutable {
       const std::lock_guard lock(mutex);
       if (n++ == 0) last = ++started == batch;
@@ -186,6 +192,9 @@ void bench_engine(const std::string& shape, const std::string& format, int n_in,
       runner.record_graphs();
       raw = run_once(m, runner, cache, batch, n_in, n_out, params).steps;
     }
+    DecoderModelOptions one_by_one = options;
+    one_by_one.follow = DecoderModelOptions::Follow::never;
+    std::vector<double> slow_gaps = engine_gaps(m, one_by_one, batch, n_in, n_out, params);
     std::vector<double> gaps = engine_gaps(m, options, batch, n_in, n_out, params);
     if (raw.empty() || gaps.empty()) fail("batch {}: {} output tokens are too few to see all requests generate", batch, n_out);
     // The engine's requests have read further than the others' while the last prompts were read, so the ends of both runs are compared.
@@ -197,9 +206,11 @@ void bench_engine(const std::string& shape, const std::string& format, int n_in,
     const size_t n_gaps = gaps.size();
     const auto [runner_step, runner_slow] = tail(raw);
     const auto [engine_step, engine_slow] = tail(gaps);
-    std::printf("engine batch %3d, %d in, %d out: %.3f ms a step (p99 %.3f, %zu steps); without the engine %.3f (p99 %.3f); ratio %.3f\n",
-                batch, n_in, n_out, engine_step * 1e3, engine_slow * 1e3, n_gaps, runner_step * 1e3, runner_slow * 1e3,
-                engine_step / runner_step);
+    const auto [single_step, single_slow] = tail(slow_gaps);
+    std::printf(
+        "engine batch %3d, %d in, %d out: %.3f ms a step (p99 %.3f, %zu steps), %.3f (%.3f) one by one; without the engine %.3f (%.3f)\n",
+        batch, n_in, n_out, engine_step * 1e3, engine_slow * 1e3, n_gaps, single_step * 1e3, single_slow * 1e3, runner_step * 1e3,
+        runner_slow * 1e3);
   }
 }
 

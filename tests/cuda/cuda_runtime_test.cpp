@@ -1,8 +1,11 @@
 // The runtime on a GPU: replayed steps equal those made call by call, trained models keep their perplexity, memory is planned.
+#include <map>
+
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "cuda/gpu_support.h"
 #include "eval/perplexity.h"
+#include "runtime/engine.h"
 #include "runtime/memory_plan.h"
 #include "support/golden.h"
 #include "support/support.h"
@@ -65,6 +68,64 @@ INSTANTIATE_TEST_SUITE_P(Golden, CudaRunner, testing::Values("deepseek-v3", "dee
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
+
+struct Texts {
+  std::map<RequestId, std::vector<TokenEvent>> events;
+  EngineStats stats;
+};
+
+Texts run_engine(TestModel& model, std::span<const Request> requests, DecoderModelOptions::Follow follow) {
+  DecoderModelOptions options = decoder_model_options(*model.ops, model.decoder, {.max_context = 128, .max_requests = 16});
+  options.follow = follow;
+  Texts out;
+  double now = 0.0;
+  EngineCore core(make_decoder_model(*model.ops, model.decoder, options), {.check_invariants = true}, [&] { return now += 1e-4; });
+  for (const Request& request : requests)
+    core.add(
+        static_cast<RequestId>(&request - requests.data()), request, [&](const TokenEvent& e) { out.events[e.request].push_back(e); }, now);
+  while (core.has_work()) core.step();
+  out.stats = core.stats();
+  return out;
+}
+
+// The same sequences are together in all steps, since none ends by a token that only the device knows yet. Replayed steps and others.
+TEST(CudaEngine, StepsThatFollowGiveTheTokensOfStepsOneByOne) {
+  SKIP_WITHOUT_GPU();
+  for (const auto& name : {"deepseek-v3", "llama-gqa"}) {
+    const auto folder = testdata(std::string("golden/") + name);
+    const Golden golden = read_golden(folder);
+    TestModel model = load_model(folder, make_cuda_ops({}));
+    std::vector<Request> requests;
+    for (int i = 0; i < 13; ++i) {
+      Request request{
+          .prompt = {golden.input_ids.begin(), golden.input_ids.begin() + 3 + 2 * i}, .max_tokens = 20 + 3 * i, .ignore_eos = true};
+      request.sampling = {.temperature = i % 3 == 0 ? 0.0f : 0.9f, .top_p = i % 2 == 0 ? 0.9f : 1.0f, .seed = static_cast<uint64_t>(i)};
+      if (i == 5) request.sampling.bias = {{golden.greedy[20], 3.0f}};
+      request.sampling.n_logprobs = i % 4 - 1;
+      requests.push_back(std::move(request));
+    }
+    // One alone, which a token ends that its followers do not know of.
+    const Texts before = run_engine(model, std::span(requests).subspan(1, 1), DecoderModelOptions::Follow::never);
+    std::vector<Request> stopped(1, requests[1]);
+    stopped[0].stop_tokens = {before.events.at(0).at(11).token};
+    for (const std::span<const Request> some : {std::span<const Request>(requests), std::span<const Request>(stopped)}) {
+      const Texts alone = run_engine(model, some, DecoderModelOptions::Follow::never),
+                  ahead = run_engine(model, some, DecoderModelOptions::Follow::automatic);
+      ASSERT_EQ(alone.events.size(), some.size());
+      EXPECT_EQ(alone.stats.output_tokens, ahead.stats.output_tokens);
+      for (const auto& [id, events] : alone.events) {
+        const auto& others = ahead.events.at(id);
+        ASSERT_EQ(events.size(), others.size()) << name << " " << id;
+        for (size_t i = 0; i < events.size(); ++i) {
+          EXPECT_EQ(events[i].token, others[i].token) << name << " " << id << " at " << i;
+          EXPECT_EQ(events[i].logprob, others[i].logprob);
+          EXPECT_EQ(events[i].finish, others[i].finish);
+          EXPECT_EQ(events[i].top.size(), others[i].top.size());
+        }
+      }
+    }
+  }
+}
 
 TEST(CudaMemoryPlan, LeavesRoomForWhatWasMeasured) {
   SKIP_WITHOUT_GPU();

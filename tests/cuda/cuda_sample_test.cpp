@@ -86,6 +86,36 @@ bool same(const Sampled& a, const Sampled& b) {
   return true;
 }
 
+// Two draws on their way together give what sample() gave, on the host and on the device, where tokens can be placed among others.
+void compare_draws(Ops& ops, const View& logits, std::span<const SampleParams> params, std::span<const Sampled> expected) {
+  const int n = logits.n_rows();
+  const Buffer memory = ops.alloc(3 * params.size() * sizeof(int));
+  int* const ids = static_cast<int*>(memory.get());
+  const View first = View::vector(ids, DType::i32, n), second = View::vector(ids + n, DType::i32, n),
+             placed = View::vector(ids + 2 * n, DType::i32, n);
+  const auto one = ops.draw(logits, params, first), two = ops.draw(logits, params, second);
+  std::vector<int> tokens(params.size());
+  for (int i = 0; i < n; ++i) tokens[static_cast<size_t>(i)] = i % 3 == 0 ? i - 1 : -2 - (n - 1 - i);
+  ops.upload_drawn(static_cast<int*>(placed.data), tokens, second);
+  std::vector<Sampled> drawn(params.size());
+  int n_wrong = 0;
+  for (const auto& draw : {one.get(), two.get()}) {
+    draw->wait(drawn);
+    for (size_t i = 0; i < drawn.size(); ++i) n_wrong += !same(drawn[i], expected[i]);
+  }
+  for (const View& view : {first, second, placed}) {
+    ops.download(tokens.data(), view.data, tokens.size() * sizeof(int));
+    for (int i = 0; i < n; ++i) {
+      const bool is_placed = view.data == placed.data;
+      const int wanted = !is_placed   ? expected[static_cast<size_t>(i)].token
+                         : i % 3 == 0 ? i - 1
+                                      : expected[static_cast<size_t>(n - 1 - i)].token;
+      n_wrong += tokens[static_cast<size_t>(i)] != wanted;
+    }
+  }
+  EXPECT_EQ(n_wrong, 0) << n << " rows of " << logits.n_cols();
+}
+
 // n_rows rows per call, `calls` of them; the number of rows that differ.
 int compare(Ops& ops, int vocab, int n_rows, int calls, uint64_t seed) {
   std::atomic<int> wrong = 0;
@@ -125,6 +155,7 @@ int compare(Ops& ops, int vocab, int n_rows, int calls, uint64_t seed) {
                       << " min_p " << p.min_p << " logprobs " << p.n_logprobs << " history " << p.history.size() << " bias "
                       << p.bias.size() << " allowed " << p.allowed.size();
     }
+    compare_draws(ops, tensor.view(), params, device);
     std::vector<float> after(all.size());
     ops.download(after.data(), tensor.view().data, after.size() * sizeof(float));
     EXPECT_EQ(std::memcmp(after.data(), all.data(), all.size() * sizeof(float)), 0) << "the logits were changed";

@@ -123,6 +123,10 @@ class UniformRouting final : public Ops {
   }
   void moe(View x, const Experts& experts, const Routing& routing, View y) override { inner_.moe(x, experts, routing, y); }
   void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override { inner_.sample(logits, params, out); }
+  std::unique_ptr<Draw> draw(View logits, std::span<const SampleParams> params, View tokens) override {
+    return inner_.draw(logits, params, tokens);
+  }
+  void upload_drawn(int* device, std::span<const int> words, View drawn) override { inner_.upload_drawn(device, words, drawn); }
 
  private:
   void replace(View ids) {

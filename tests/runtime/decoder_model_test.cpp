@@ -189,6 +189,47 @@ TEST_F(DecoderModelTest, SecretsStayWithTheirRequests) {
   EXPECT_GT(engine.core().pool().n_evicted(), 100);
 }
 
+// Tokens that go from step to step on the device. The model is batch-invariant, so that surplus rows beside a text show if they matter.
+TEST_F(DecoderModelTest, StepsThatFollowGiveTheTokensOfStepsOneByOne) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 14; ++i) {
+    Request request = greedy(prompt(i, 5 + 2 * i), 25);
+    request.sampling.temperature = i % 3 == 0 ? 0.0f : 1.0f;
+    request.sampling.top_p = 0.95f;
+    request.sampling.seed = static_cast<uint64_t>(i);
+    request.sampling.n_logprobs = i % 4 - 1;
+    if (i % 5 == 0) request.max_tokens = 9 + i;
+    requests.push_back(std::move(request));
+  }
+  std::vector<TokenEvent> expected;  // without followers
+  std::vector<std::vector<int>> texts;
+  for (const auto follow : {DecoderModelOptions::Follow::never, DecoderModelOptions::Follow::always}) {
+    DecoderModelOptions options =
+        decoder_model_options(*model_.ops, model_.decoder, {.max_context = 64, .max_requests = 16, .batch_invariant = true});
+    options.follow = follow;
+    Harness engine(model_, options);
+    std::vector<RequestId> ids;
+    for (const Request& request : requests) ids.push_back(engine.add(request));
+    engine.run();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (follow == DecoderModelOptions::Follow::never) {
+        expected.push_back(engine.last(ids[i]));
+        texts.push_back(engine.text(ids[i]));
+        if (i % 2 == 1) requests[i].stop_tokens = {texts[i][3 + i]};  // from now on it ends there
+        continue;
+      }
+      size_t n = 0;  // tokens until the stop token, if any
+      while (n < texts[i].size() && (i % 2 == 0 || texts[i][n] != texts[i][3 + i])) ++n;
+      EXPECT_EQ(engine.text(ids[i]), std::vector<int>(texts[i].begin(), texts[i].begin() + static_cast<ptrdiff_t>(n))) << i;
+      const TokenEvent& last = engine.last(ids[i]);
+      EXPECT_EQ(last.finish, i % 2 == 1 ? FinishReason::stop : FinishReason::length);
+      if (i % 2 == 1) continue;
+      EXPECT_EQ(last.logprob, expected[i].logprob);
+      EXPECT_EQ(last.top.size(), expected[i].top.size());
+    }
+  }
+}
+
 class BatchInvariant : public testing::TestWithParam<std::string> {};
 
 TEST_P(BatchInvariant, ARequestsTokensDependOnNothingElse) {

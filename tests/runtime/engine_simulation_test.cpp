@@ -26,6 +26,7 @@ class Simulation {
     facts.max_step_tokens = facts.max_requests + one_of(0, 40);
     facts.max_scored_rows = one_of(1, 8);
     facts.runs_ahead = one_of(0, 1) == 1;
+    facts.follows = one_of(0, 1) == 1;
     CoreOptions options{.prefix_cache = one_of(0, 4) > 0, .ageing_seconds = 0.5, .ageing_quantum = 0.05, .check_invariants = true};
     options.targets[0] = {0.05, 0.01};
     options.targets[1] = {0.5, one_of(0, 1) * 0.05};
@@ -50,6 +51,7 @@ class Simulation {
         core_->cancel(victim->first);
       }
       if (one_of(0, 500) == 0) model_->fail_in = 0;
+      if (one_of(0, 500) == 0) model_->fail_finish_in = 0;
       if (one_of(0, 200) == 0) model_->not_finite_in = 0;
       core_->step();
     }
@@ -68,7 +70,7 @@ class Simulation {
     }
     EXPECT_EQ(n, n_submitted_);
   }
-  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0, n_from_host = 0;
+  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0, n_from_host = 0, n_followed = 0;
 
  private:
   struct Expected {
@@ -129,6 +131,7 @@ class Simulation {
     n_finished += event.finish == FinishReason::length || event.finish == FinishReason::stop;
     n_copied = model_->n_copied;
     n_from_host = model_->n_from_host;
+    n_followed = model_->n_followed;
     live_.erase(event.request);
   }
 
@@ -145,7 +148,7 @@ class Simulation {
 TEST(EngineSimulation, NoPageIsLostAndNoTextDisturbed) {
   const bool full = std::getenv("CACHALOT_FULL_TESTS") != nullptr;
   const int n_seeds = full ? 1000 : 100, n_steps = full ? 10000 : 2000;
-  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0, n_from_host = 0;
+  int64_t n_preempted = 0, n_cached = 0, n_finished = 0, n_copied = 0, n_from_host = 0, n_followed = 0;
   for (int seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(static_cast<uint64_t>(seed));
@@ -155,6 +158,7 @@ TEST(EngineSimulation, NoPageIsLostAndNoTextDisturbed) {
     n_finished += simulation.n_finished;
     n_copied += simulation.n_copied;
     n_from_host += simulation.n_from_host;
+    n_followed += simulation.n_followed;
     if (HasFailure()) break;
   }
   RecordProperty("finished", std::to_string(n_finished));
@@ -165,6 +169,7 @@ TEST(EngineSimulation, NoPageIsLostAndNoTextDisturbed) {
   EXPECT_GT(n_cached, 100 * n_seeds);
   EXPECT_GT(n_copied, n_seeds);
   EXPECT_GT(n_from_host, n_seeds);
+  EXPECT_GT(n_followed, 10 * n_seeds);
 }
 
 }  // namespace

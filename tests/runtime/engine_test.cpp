@@ -81,9 +81,18 @@ Refused::Reason refusal(Engine& engine, Request request) {
   return {};
 }
 
-TEST(Engine, StubRepeatsThePromptAndCountsItsTokens) {
+// On a model that runs one step at a time, and on one that starts a step before the one before has ended.
+class EngineTest : public testing::TestWithParam<bool> {
+ protected:
+  static std::unique_ptr<Engine> make(const EngineOptions& options, StubOptions stub = {}) {
+    stub.follows = GetParam();
+    return make_stub_engine(options, std::move(stub));
+  }
+};
+
+TEST_P(EngineTest, StubRepeatsThePromptAndCountsItsTokens) {
   Receiver receiver;
-  const auto engine = make_stub_engine({.max_requests = 2});
+  const auto engine = make({.max_requests = 2});
   std::atomic<int> n_steps = 0;
   engine->after_step([&] { ++n_steps; });
   engine->submit({.prompt = {7, 8, 9}}, receiver.callback());
@@ -98,8 +107,8 @@ TEST(Engine, StubRepeatsThePromptAndCountsItsTokens) {
   EXPECT_GE(n_steps, 3);
 }
 
-TEST(Engine, RefusesWhatCannotRun) {
-  const auto engine = make_stub_engine({.max_context = 16});
+TEST_P(EngineTest, RefusesWhatCannotRun) {
+  const auto engine = make({.max_context = 16});
   EXPECT_EQ(refusal(*engine, {}), Refused::Reason::invalid);
   EXPECT_EQ(refusal(*engine, {.prompt = {1, 2000}}), Refused::Reason::invalid);
   EXPECT_EQ(refusal(*engine, {.prompt = {-1}}), Refused::Reason::invalid);
@@ -108,12 +117,12 @@ TEST(Engine, RefusesWhatCannotRun) {
   EXPECT_EQ(refusal(*engine, {.prompt = {5}}), Refused::Reason::shutting_down);
 }
 
-TEST(Engine, AFullQueueRefusesAtOnce) {
+TEST_P(EngineTest, AFullQueueRefusesAtOnce) {
   Gate gate;
   Receiver receiver;
   EngineOptions options{.max_requests = 1};
   options.targets[0].max_waiting = 4;
-  const auto engine = make_stub_engine(options, {.step_seconds = 1.0, .sleep = gate.sleep()});
+  const auto engine = make(options, {.step_seconds = 1.0, .sleep = gate.sleep()});
   int n_taken = 0, n_refused = 0;
   for (int i = 0; i < 20; ++i) {
     try {
@@ -137,10 +146,10 @@ TEST(Engine, AFullQueueRefusesAtOnce) {
   EXPECT_EQ(receiver.count(FinishReason::stop), 6);
 }
 
-TEST(Engine, CancelEndsARequestWhereverItIs) {
+TEST_P(EngineTest, CancelEndsARequestWhereverItIs) {
   Gate gate;
   Receiver receiver;
-  const auto engine = make_stub_engine({.max_requests = 1}, {.step_seconds = 1.0, .sleep = gate.sleep()});
+  const auto engine = make({.max_requests = 1}, {.step_seconds = 1.0, .sleep = gate.sleep()});
   const RequestId running = engine->submit({.prompt = {5, 6, 7}}, receiver.callback());
   gate.await_step();
   const RequestId waiting = engine->submit({.prompt = {5, 6, 7}}, receiver.callback());
@@ -157,10 +166,10 @@ TEST(Engine, CancelEndsARequestWhereverItIs) {
   EXPECT_EQ(receiver.events.back().finish, FinishReason::stop);
 }
 
-TEST(Engine, CallbacksMaySubmitAndCancel) {
+TEST_P(EngineTest, CallbacksMaySubmitAndCancel) {
   Receiver receiver;
   std::atomic<int> n_tokens = 0;
-  const auto engine = make_stub_engine({.max_requests = 2});
+  const auto engine = make({.max_requests = 2});
   engine->submit({.prompt = {5, 6, 7, 8, 9}, .ignore_eos = true}, [&](const TokenEvent& e) {
     if (e.finish != FinishReason::none) {
       EXPECT_EQ(e.finish, FinishReason::cancelled);
@@ -173,19 +182,19 @@ TEST(Engine, CallbacksMaySubmitAndCancel) {
   EXPECT_EQ(receiver.events.back().finish, FinishReason::stop);
 }
 
-TEST(Engine, AReceiverThatThrowsLosesItsRequestOnly) {
+TEST_P(EngineTest, AReceiverThatThrowsLosesItsRequestOnly) {
   Receiver receiver;
-  const auto engine = make_stub_engine({.max_requests = 2});
+  const auto engine = make({.max_requests = 2});
   engine->submit({.prompt = {5, 6, 7, 8, 9}}, [](const TokenEvent&) { throw std::runtime_error("the client is gone"); });
   engine->submit({.prompt = {5, 6, 7, 8, 9}}, receiver.callback());
   receiver.wait(1);
   EXPECT_EQ(receiver.events.back().finish, FinishReason::stop);
 }
 
-TEST(Engine, TheDestructorEndsEveryRequest) {
+TEST_P(EngineTest, TheDestructorEndsEveryRequest) {
   Gate gate;
   Receiver receiver;
-  auto engine = make_stub_engine({.max_requests = 2}, {.step_seconds = 1.0, .sleep = gate.sleep()});
+  auto engine = make({.max_requests = 2}, {.step_seconds = 1.0, .sleep = gate.sleep()});
   for (int i = 0; i < 5; ++i) engine->submit({.prompt = {5, 6}, .ignore_eos = true}, receiver.callback());
   gate.await_step();
   std::thread end([&] { engine.reset(); });
@@ -195,10 +204,10 @@ TEST(Engine, TheDestructorEndsEveryRequest) {
   EXPECT_EQ(receiver.count(FinishReason::cancelled) + receiver.count(FinishReason::length), 5);
 }
 
-TEST(Engine, ManyThreadsSubmitAndCancel) {
+TEST_P(EngineTest, ManyThreadsSubmitAndCancel) {
   Receiver receiver;
   constexpr int kThreads = 4, kEach = 200;
-  const auto engine = make_stub_engine({.max_requests = 8, .max_step_tokens = 32});
+  const auto engine = make({.max_requests = 8, .max_step_tokens = 32});
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
@@ -214,6 +223,9 @@ TEST(Engine, ManyThreadsSubmitAndCancel) {
   EXPECT_EQ(receiver.count(FinishReason::stop) + receiver.count(FinishReason::length) + receiver.count(FinishReason::cancelled),
             kThreads * kEach);
 }
+
+INSTANTIATE_TEST_SUITE_P(Steps, EngineTest, testing::Values(false, true),
+                         [](const auto& param) { return param.param ? "ahead" : "one_by_one"; });
 
 }  // namespace
 }  // namespace cachalot::test

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <random>
 #include <vector>
 
@@ -32,14 +33,21 @@ class ShadowModel : public StepModel {
   [[nodiscard]] const ModelFacts& facts() const override { return facts_; }
   void copy_page(const PageCopy& copy) override;
   void begin(std::span<const StepItem> items) override;
-  void finish(std::span<const SampleParams> params, std::span<Sampled> out) override;
+  void draw(std::span<const SampleParams> params) override;
+  void follow(std::span<const Follower> items) override;
+  void finish(std::span<Sampled> out) override;
 
-  int fail_in = -1;        // steps until one throws
-  int not_finite_in = -1;  // logit rows until one has no token
-  int64_t n_rows = 0, n_copied = 0, n_to_host = 0, n_from_host = 0;
+  int fail_in = -1;         // steps until one throws
+  int fail_finish_in = -1;  // the same, when its tokens are asked for
+  int not_finite_in = -1;   // logit rows until one has no token
+  int64_t n_rows = 0, n_copied = 0, n_to_host = 0, n_from_host = 0, n_followed = 0;
 
  private:
   [[nodiscard]] uint64_t& row(const Sequence& s, int position);
+  void begin_step(size_t n_items);
+  void check_rows(const Sequence& s, int n);
+  void write(const Sequence& s, int position, int token);
+  [[nodiscard]] Sampled draw_one(uint64_t hash, const SampleParams& params);
 
   ModelFacts facts_;
   double* clock_;
@@ -48,7 +56,14 @@ class ShadowModel : public StepModel {
   std::vector<uint64_t> host_rows_;  // [n_host_blocks, block_tokens]
   std::vector<uint64_t> rows_;       // [n_blocks, block_tokens]
   std::vector<int64_t> written_;     // [n_blocks, block_tokens]: in which step
-  std::vector<uint64_t> logits_;
+  std::vector<uint64_t> logits_;     // of the step that was started last, and what was drawn from them
+  std::vector<Sampled> drawn_;
+  struct Started {
+    double seconds;  // that pass until its tokens are there
+    std::vector<Sampled> tokens;
+  };
+  std::deque<Started> started_;  // and not finished yet
+  double seconds_ = 0.0;
   int64_t step_ = 0;
   std::mt19937_64 rng_{5};
 };
