@@ -95,6 +95,7 @@ class CudaOps final : public Ops {
   void route(View logits, View bias, const Router& router, const Routing& out) override;
   void moe_prologue(const MoePrologue& p) override;
   void moe(View x, const Experts& experts, const Routing& routing, View y) override;
+  void moe_add_rmsnorm(View x, const Experts& experts, const Routing& routing, const AddNorm& then) override;
   void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override;
   std::unique_ptr<Draw> draw(View logits, std::span<const SampleParams> params, View tokens) override;
   void upload_drawn(int* device, std::span<const int> words, View drawn) override;
@@ -159,7 +160,10 @@ class CudaOps final : public Ops {
   };
   bool expert_segments(View x, const Experts& experts, View y, ExpertSegments& s) const;
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
-  bool moe_few(View x, const Experts& experts, const Routing& routing, View y);
+  bool moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
+  // Several rows. The sum goes to y, or where `then` says.
+  void moe_rows(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
+  void sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then);
   void plan_moe(MoePlan& plan, int rows);
   void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);

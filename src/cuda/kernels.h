@@ -63,8 +63,24 @@ struct MoePlan {
   bool clusters = false;  // the device has clusters of blocks (sm_90)
 };
 cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream);
+
+// ---- moe_combine.cu ----
+struct CombineArgs {
+  Mat pairs, shared;  // [T * top_k, n], f32 or bf16; f32 [T, n], or no data
+  const int* ids = nullptr;
+  Mat weights;  // f32 [T, top_k]
+  Mat y;
+  // Of the second call only.
+  Mat residual;  // f32 [T, n]
+  const float* norm = nullptr;
+  float eps = 0.0f;
+  bool clusters = false;  // the device has them (sm_90)
+};
 // y[t] = sum_k weights[t, k] * pairs[t * top_k + k] + (shared[t] when it has data); pairs of experts < 0 are left out.
-cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream);
+cudaError_t launch_moe_combine(const CombineArgs& args, cudaStream_t stream);
+// residual[t] += that sum; y[t] = rmsnorm(residual[t]), in bf16.
+bool combine_norm_supports(Mat residual, Mat y, bool clusters);
+cudaError_t launch_moe_combine_norm(const CombineArgs& args, cudaStream_t stream);
 
 // ---- GEMM ----
 constexpr int kInlinePairs = 64;

@@ -201,7 +201,7 @@ bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, Vi
 }
 
 // Few rows per expert by kernels of their own, where all weights have codes of 4 bits in groups of 128.
-bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, View y) {
+bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then) {
   ExpertSegments s;
   if (x.stride[0] % 8 != 0 || !expert_segments(x, experts, y, s)) return false;
   FewArgs first, second;
@@ -237,28 +237,51 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   done(launch_whole_rows(mat_of(x), first.routed.x, stream_), "moe");
   done(launch_few_gate_up(first, stream_), "moe");
   done(launch_few_down(second, stream_), "moe");
-  done(launch_moe_combine(mat_of(pairs), plan.ids, mat_of(routing.weights), has_shared ? mat_of(shared) : Mat{}, mat_of(y), stream_),
-       "moe");
+  sum_pairs(pairs, shared, routing, y, then);
   temp_release(mark);
   return true;
 }
 
+// The end of either: y[t] = sum of the pairs of row t by their weights, and of its row of `shared` when there is one.
+void CudaOps::sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then) {
+  CombineArgs args;
+  args.pairs = mat_of(pairs);
+  if (shared) args.shared = mat_of(shared);
+  args.ids = static_cast<const int*>(routing.ids.data);
+  args.weights = mat_of(routing.weights);
+  args.y = mat_of(y);
+  if (then != nullptr) {
+    args.residual = mat_of(then->residual);
+    args.norm = static_cast<const float*>(then->norm.data);
+    args.eps = then->eps;
+    args.clusters = hopper_;
+  }
+  done(then != nullptr ? launch_moe_combine_norm(args, stream_) : launch_moe_combine(args, stream_), "moe");
+}
+
+void CudaOps::moe_add_rmsnorm(View x, const Experts& experts, const Routing& routing, const AddNorm& then) {
+  if (x.n_rows() > 1 && x.dtype == DType::bf16 && then.y.dtype == DType::bf16 &&
+      combine_norm_supports(mat_of(then.residual), mat_of(then.y), hopper_))
+    return moe_rows(x, experts, routing, then.y, &then);
+  Ops::moe_add_rmsnorm(x, experts, routing, then);
+}
+
 void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y) {
+  // The f32 mode has one block row per pair; a long prompt goes through in parts.
+  const int n_tokens = x.n_rows(), most = options_.activation == DType::f32 ? std::max(1, 65535 / routing.ids.n_cols()) : n_tokens;
+  for (int t = 0; t < n_tokens; t += most) {
+    const int n = std::min(most, n_tokens - t);
+    moe_rows(x.rows(t, n), experts, {routing.ids.rows(t, n), routing.weights.rows(t, n)}, y.rows(t, n), nullptr);
+  }
+}
+
+void CudaOps::moe_rows(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then) {
   const int n_tokens = x.n_rows(), top_k = routing.ids.n_cols(), inner = experts.down.in;
   CACHALOT_CHECK(experts.gate_up.out == 2 * inner && experts.down.out == y.n_cols() && x.n_cols() == experts.gate_up.in);
   CACHALOT_CHECK(routing.ids.n_rows() == n_tokens && y.n_rows() == n_tokens && routing.ids.dtype == DType::i32);
-  // The f32 mode has one block row per pair; a long prompt goes through in parts.
-  if (const int most = std::max(1, 65535 / top_k); options_.activation == DType::f32 && n_tokens > most) {
-    for (int t = 0; t < n_tokens; t += most) {
-      const int n = std::min(most, n_tokens - t);
-      moe(x.rows(t, n), experts, {routing.ids.rows(t, n), routing.weights.rows(t, n)}, y.rows(t, n));
-    }
-    return;
-  }
-  if (n_tokens == 0) return;
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
-  if (n_tokens == 1 && moe_one(x, experts, routing, y)) return;
-  if (moe_few(x, experts, routing, y)) return;
+  if (n_tokens == 1 && then == nullptr && moe_one(x, experts, routing, y)) return;
+  if (moe_few(x, experts, routing, y, then)) return;
   const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;
   GemmArgs common;
@@ -314,8 +337,7 @@ void CudaOps::moe(View x, const Experts& experts, const Routing& routing, View y
   down.x_stride = h.stride[0];
   if (has_shared && !join_shared_down(experts, hs, shared, pairs, down)) linear(hs, experts.shared_down, shared, 0.0f);
   grouped(experts.down, down, pairs);
-  done(launch_moe_combine(mat_of(pairs), common.moe.ids, mat_of(routing.weights), has_shared ? mat_of(shared) : Mat{}, mat_of(y), stream_),
-       "moe");
+  sum_pairs(pairs, shared, routing, y, then);
   temp_release(mark);
 }
 

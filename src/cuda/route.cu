@@ -1,5 +1,5 @@
-// The router's choice (DeepSeek-V2 section 2.1.2, DeepSeek-V3 section 2.1.2), the sorting of (token, expert) pairs, and the sum over
-// experts. Numbers of pairs per expert never leave the device.
+// The router's choice (DeepSeek-V2 section 2.1.2, DeepSeek-V3 section 2.1.2), and the sorting of (token, expert) pairs. Numbers of pairs
+// per expert never leave the device.
 #include <cooperative_groups.h>
 
 #include "cuda/device.cuh"
@@ -174,74 +174,6 @@ __global__ __launch_bounds__(kPlanThreads) void moe_plan_kernel(const MoePlan pl
   each_pair([&](int pair, int expert) { plan.order[atomicAdd(&begin[expert], 1)] = pair; });
 }
 
-// What may be added up is asked for together, whether it counts or not: one trip to L2.
-constexpr int kCombinedAtOnce = 8;
-template <typename In, typename Out>
-__global__ void combine_kernel(const In* pairs, int64_t pair_stride, const int* ids, const float* weights, int64_t weights_stride,
-                               int top_k, const float* shared, int64_t shared_stride, Out* y, int64_t y_stride, int n) {
-  pdl_trigger();
-  pdl_wait();
-  const int t = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= n) return;
-  float sum = shared != nullptr ? shared[t * shared_stride + i] : 0.0f;
-  pairs += static_cast<int64_t>(t) * top_k * pair_stride + i, ids += t * top_k, weights += t * weights_stride;
-  for (int first = 0; first < top_k; first += kCombinedAtOnce) {
-    int id[kCombinedAtOnce];
-    float weight[kCombinedAtOnce];
-    In v[kCombinedAtOnce];
-#pragma unroll
-    for (int k = 0; k < kCombinedAtOnce; ++k) {
-      const bool there = first + k < top_k;
-      id[k] = there ? ids[first + k] : -1;
-      if (there) weight[k] = weights[first + k], v[k] = pairs[(first + k) * pair_stride];
-    }
-#pragma unroll
-    for (int k = 0; k < kCombinedAtOnce; ++k)
-      if (id[k] >= 0) sum = fmaf(weight[k], to_f32(v[k]), sum);
-  }
-  y[t * y_stride + i] = from_f32<Out>(sum);
-}
-
-// The same for many rows that are aligned, n in multiples of 8: 8 columns per thread. (Few rows want more blocks.)
-constexpr int kWideRows = 64, kWideThreads = 128;
-template <typename In, typename Out>
-__global__ __launch_bounds__(kWideThreads) void combine_wide_kernel(const In* pairs, int64_t pair_stride, const int* ids,
-                                                                    const float* weights, int64_t weights_stride, int top_k,
-                                                                    const float* shared, int64_t shared_stride, Out* y, int64_t y_stride,
-                                                                    int n) {
-  pdl_trigger();
-  pdl_wait();
-  const int t = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
-  if (i >= n) return;
-  const auto read = [](auto* v, const auto* from) {  // 8 numbers
-#pragma unroll
-    for (int k = 0; k < static_cast<int>(sizeof(*v) * 8 / 16); ++k)
-      reinterpret_cast<uint4*>(v)[k] = load16(reinterpret_cast<const uint4*>(from) + k);
-  };
-  alignas(16) float sum[8] = {};
-  if (shared != nullptr) read(sum, shared + t * shared_stride + i);
-#pragma unroll 4
-  for (int k = 0; k < top_k; ++k) {
-    if (ids[t * top_k + k] < 0) continue;
-    const float weight = weights[t * weights_stride + k];
-    alignas(16) In v[8];
-    read(v, pairs + static_cast<int64_t>(t * top_k + k) * pair_stride + i);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) sum[c] = fmaf(weight, to_f32(v[c]), sum[c]);
-  }
-  alignas(16) Out out[8];
-#pragma unroll
-  for (int c = 0; c < 8; ++c) out[c] = from_f32<Out>(sum[c]);
-#pragma unroll
-  for (int k = 0; k < static_cast<int>(sizeof(out) / 16); ++k)
-    reinterpret_cast<uint4*>(y + t * y_stride + i)[k] = reinterpret_cast<const uint4*>(out)[k];
-}
-
-template <typename T>
-bool aligned16(const T* p, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride * static_cast<int64_t>(sizeof(T)) % 16 == 0;
-}
-
 }  // namespace
 
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
@@ -257,24 +189,6 @@ cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream) {
   if (plan.n_experts > kMaxExperts) return cudaErrorInvalidValue;
   if (plan.n_pairs < kPlanSharedFrom || !plan.clusters) return launch(moe_plan_kernel<1>, dim3(1), kPlanThreads, 0, stream, plan);
   return launch_clusters(moe_plan_kernel<kPlanBlocks>, kPlanBlocks, dim3(kPlanBlocks), kPlanThreads, 0, stream, plan);
-}
-
-cudaError_t launch_moe_combine(Mat pairs, const int* ids, Mat weights, Mat shared, Mat y, cudaStream_t stream) {
-  return with_activation(pairs.type, [&](auto in) {
-    return with_activation(y.type, [&](auto out) {
-      using In = decltype(in);
-      using Out = decltype(out);
-      const auto* from = static_cast<const In*>(pairs.data);
-      const auto* others = static_cast<const float*>(shared.data);
-      auto* to = static_cast<Out*>(y.data);
-      const bool wide = y.rows >= kWideRows && y.cols % 8 == 0 && aligned16(from, pairs.stride) && aligned16(others, shared.stride) &&
-                        aligned16(to, y.stride);
-      const int threads = wide ? kWideThreads : 256;
-      const dim3 grid(static_cast<unsigned>(ceil_div(y.cols, wide ? 8 * threads : threads)), static_cast<unsigned>(y.rows));
-      return launch(wide ? combine_wide_kernel<In, Out> : combine_kernel<In, Out>, grid, threads, 0, stream, from, pairs.stride, ids,
-                    static_cast<const float*>(weights.data), weights.stride, weights.cols, others, shared.stride, to, y.stride, y.cols);
-    });
-  });
 }
 
 }  // namespace cachalot::cuda

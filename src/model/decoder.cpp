@@ -18,9 +18,7 @@ void Decoder::forward(Ops& o, const Batch& b, KvLayers kv, View logits, View hid
   for (int l = 0; l < n_layers; ++l) {
     const Layer& layer = layers_[static_cast<size_t>(l)];
     std::visit([&](const auto& w) { attention(step, w, kv[static_cast<size_t>(l)], xn, y); }, layer.attn);
-    add_ffn(step, layer.ffn_norm, layer.ffn, x, xn, y);
-    const Constant& next_norm = l + 1 < n_layers ? layers_[static_cast<size_t>(l) + 1].attn_norm : final_norm_;
-    o.add_rmsnorm(x, y, next_norm.view, c.rms_eps, xn);
+    add_ffn(step, layer.ffn_norm, layer.ffn, l + 1 < n_layers ? layers_[static_cast<size_t>(l) + 1].attn_norm : final_norm_, x, xn, y);
   }
   const int n_logits = b.logit_rows.n_cols();
   if (n_logits == 0) return;
@@ -44,8 +42,7 @@ void Decoder::predict(Ops& o, const Batch& b, const KvLayer& kv, bool normed, Vi
   o.linear(both, mtp_->combine, x);
   o.rmsnorm(x, mtp_->layer.attn_norm.view, c.rms_eps, xn);
   std::visit([&](const auto& w) { attention(step, w, kv, xn, y); }, mtp_->layer.attn);
-  add_ffn(step, mtp_->layer.ffn_norm, mtp_->layer.ffn, x, xn, y);
-  o.add_rmsnorm(x, y, mtp_->norm.view, c.rms_eps, xn);
+  add_ffn(step, mtp_->layer.ffn_norm, mtp_->layer.ffn, mtp_->norm, x, xn, y);
   const int n_logits = b.logit_rows.n_cols();
   if (n_logits == 0) return;
   const View last = o.temp(o.activation(), n_logits, c.hidden);

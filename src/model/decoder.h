@@ -124,6 +124,6 @@ void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x,
 void ffn(const Step& step, const DenseFfn& w, View x, View y);                             // ffn.cpp
 void ffn(const Step& step, const MoeFfn& w, View x, View y);
 // x += y; y = FFN(xn), where xn becomes the norm of x.
-void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, View x, View xn, View y);
+void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, const Constant& next_norm, View x, View xn, View y);
 
 }  // namespace cachalot

@@ -15,12 +15,13 @@ void ffn(const Step& step, const MoeFfn& w, View x, View y) {
   o.moe(x, w.experts, routing, y);
 }
 
-void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, View x, View xn, View y) {
+void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, const Constant& next_norm, View x, View xn, View y) {
   auto& [o, c, b, rope] = step;
   const auto* moe = std::get_if<MoeFfn>(&w);
   if (moe == nullptr) {
     o.add_rmsnorm(x, y, norm.view, c.rms_eps, xn);
-    return ffn(step, std::get<DenseFfn>(w), xn, y);
+    ffn(step, std::get<DenseFfn>(w), xn, y);
+    return o.add_rmsnorm(x, y, next_norm.view, c.rms_eps, xn);
   }
   const Scope scope(o);
   const Routing routing{o.temp(DType::i32, b.n_tokens, c.router.top_k), o.temp(DType::f32, b.n_tokens, c.router.top_k)};
@@ -33,7 +34,7 @@ void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, View x
                   .bias = moe->router_bias.view,
                   .how = c.router,
                   .out = routing});
-  o.moe(xn, moe->experts, routing, y);
+  o.moe_add_rmsnorm(xn, moe->experts, routing, {.residual = x, .norm = next_norm.view, .eps = c.rms_eps, .y = xn});
 }
 
 }  // namespace cachalot

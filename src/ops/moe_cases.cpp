@@ -241,7 +241,8 @@ void add_route_cases(std::vector<OpCase>& cases) {
 OpCase moe_case(const MoeCase& s) {
   OpCase c{.name = fmt::format("moe/{}{}+{}/top{}of{}/{}x{}{}/T{}", s.label.empty() ? "" : s.label + "/", format_name(s.gate_up),
                                format_name(s.down), s.top_k, s.n_experts, s.hidden, s.inner,
-                               s.shared_inner != 0 ? "/shared_" + format_name(s.shared) : "", s.rows),
+                               s.shared_inner != 0 ? "/shared_" + format_name(s.shared) : "", s.rows) +
+                   (s.add_norm ? "/add_rmsnorm" : ""),
            .op = "moe",
            .quantised = !is_float(s.gate_up) || !is_float(s.down) || (s.shared_inner != 0 && !is_float(s.shared))};
   const WeightShape half{.format = s.gate_up, .out = s.inner, .in = s.hidden, .n_matrices = s.n_experts};
@@ -266,6 +267,14 @@ OpCase moe_case(const MoeCase& s) {
     const auto id_tensor = b.ints(s.rows, s.top_k, ids), weight_tensor = b.f32(s.rows, s.top_k, weights);
     const auto x = b.activations(s.rows, s.hidden), y = b.unset(ops.activation(), s.rows, s.hidden);
     b.output("y", y);
+    if (s.add_norm) {
+      const auto residual = b.f32(s.rows, s.hidden), norm = b.f32(1, s.hidden);
+      b.output("residual", residual);
+      return b.finish([&ops, experts, id_tensor, weight_tensor, x, y, residual, norm] {
+        ops.moe_add_rmsnorm(x->view(), experts, {id_tensor->view(), weight_tensor->view()},
+                            {.residual = residual->view(), .norm = norm->view(), .eps = 1e-6f, .y = y->view()});
+      });
+    }
     return b.finish([&ops, experts, id_tensor, weight_tensor, x, y] {
       ops.moe(x->view(), experts, {id_tensor->view(), weight_tensor->view()}, y->view());
     });
@@ -315,6 +324,18 @@ void add_moe_cases(std::vector<OpCase>& cases) {
           moe_case({.label = "one_expert", .gate_up = f, .down = f, .top_k = 1, .hidden = 64, .inner = 32, .rows = rows, .all_to = 3}));
   cases.push_back(moe_case(
       {.label = "one_expert", .gate_up = Format::q4_k, .down = Format::q4_k, .hidden = 256, .inner = 256, .rows = 300, .all_to = 7}));
+  for (const Format f : {Format::f32, Format::bf16, Format::int4_planar})
+    for (const int rows : {1, 8, 70, 400})
+      for (const int shared : {0, 128})
+        cases.push_back(moe_case({.gate_up = f,
+                                  .down = f,
+                                  .shared = f,
+                                  .top_k = rows == 8 ? 7 : 3,
+                                  .hidden = rows == 8 ? 2176 : 256,
+                                  .inner = 128,
+                                  .shared_inner = shared,
+                                  .rows = rows,
+                                  .add_norm = true}));
   cases.push_back(sample_case(1, 512));
   cases.push_back(sample_case(14, 1001));
   cases.push_back(sample_case(7, 129280));

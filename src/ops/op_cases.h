@@ -103,7 +103,8 @@ struct MoeCase {
   Format gate_up = Format::f32, down = Format::f32, shared = Format::f32;
   int n_experts = 8, top_k = 2, hidden = 64, inner = 32, shared_inner = 0;  // shared_inner 0: no shared expert
   int rows = 1;
-  int all_to = -1;  // this expert is among every row's choice
+  int all_to = -1;        // this expert is among every row's choice
+  bool add_norm = false;  // moe_add_rmsnorm
 };
 OpCase moe_case(const MoeCase& shape);
 

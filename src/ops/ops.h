@@ -150,6 +150,14 @@ struct MoePrologue {
   Routing out;
 };
 
+// What a layer does with the result of its last product: residual += result, whose norm is what the next layer reads.
+struct AddNorm {
+  View residual;  // f32 [T, hidden]
+  View norm;      // f32 [hidden]
+  float eps = 0.0f;
+  View y;  // activation [T, hidden]: rmsnorm(residual)
+};
+
 // One chunk of context of one sequence in the expanded form.
 struct RaggedChunk {
   MlaDims dims;
@@ -252,6 +260,8 @@ class Ops {
   virtual void moe_prologue(const MoePrologue& p);
   // y[t] = sum_k weights[t,k] * E_{ids[t,k]}(x[t]) + shared(x[t]). y [T, hidden] activation.
   virtual void moe(View x, const Experts& experts, const Routing& routing, View y);
+  // moe(), then add_rmsnorm of its result. then.y may be x.
+  virtual void moe_add_rmsnorm(View x, const Experts& experts, const Routing& routing, const AddNorm& then);
   // Draws one token per row of logits f32 [n, vocab]; see ops/sampling.h. Waits: this is the end of a step.
   virtual void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out);
   // The same without the wait, where the device can do so: `tokens` i32 [n] receives the tokens (-1: none) on the device, for a step that

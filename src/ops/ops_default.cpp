@@ -118,6 +118,13 @@ void Ops::moe_prologue(const MoePrologue& p) {
   route(logits, p.bias, p.how, p.out);
 }
 
+void Ops::moe_add_rmsnorm(View x, const Experts& experts, const Routing& routing, const AddNorm& then) {
+  const Scope scope(*this);
+  const View sum = temp(x.dtype, x.n_rows(), then.y.n_cols());
+  moe(x, experts, routing, sum);
+  add_rmsnorm(then.residual, sum, then.norm, then.eps, then.y);
+}
+
 void Ops::attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) {
   CACHALOT_CHECK(host_memory(), "{} must override attend_expanded", name());
   const Batch& batch = *attn.batch;

@@ -229,7 +229,7 @@ void bench_mla() {
         constexpr int kContext = 4096;
         KvLayout layout = kMla;
         layout.format = format;
-        const int copies = std::clamp(128 / n, 1, 16);
+        const int copies = std::clamp(512 / n, 4, 16);
         const auto p = paged(b, layout, n, 1, kContext, copies, false);
         const View q = b.array(DType::bf16, n, heads * 576), out = b.array(DType::bf16, n, heads * 512, 0.0f);
         const double t = b.time([&] {
@@ -330,13 +330,14 @@ Model make_model(Bench& b, const std::string& mix) {
 
 // Random weights would send all rows to the same few experts, which flatters batches: the choice is made and thrown away, and uniform
 // choices, other ones in each layer, are used.
-void ffn_uniform(const Step& step, const Constant& norm, const MoeFfn& w, View x, View xn, View y, const Routing& uniform) {
+void ffn_uniform(const Step& step, const Constant& norm, const MoeFfn& w, const Constant& next_norm, View x, View xn, View y,
+                 const Routing& uniform) {
   Ops& o = step.ops;
   const Scope scope(o);
   const Config& c = step.config;
   const Routing chosen{o.temp(DType::i32, x.n_rows(), c.router.top_k), o.temp(DType::f32, x.n_rows(), c.router.top_k)};
   o.moe_prologue({x, y, norm.view, c.rms_eps, xn, &w.router, w.router_bias.view, c.router, chosen});
-  o.moe(xn, w.experts, uniform, y);
+  o.moe_add_rmsnorm(xn, w.experts, uniform, {.residual = x, .norm = next_norm.view, .eps = c.rms_eps, .y = xn});
 }
 
 void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer> kv, std::span<const Routing> uniform, View logits) {
@@ -350,11 +351,11 @@ void forward(Ops& o, const Model& m, const Batch& batch, std::span<const KvLayer
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const Layer& layer = m.layers[l];
     std::visit([&](const auto& w) { attention(step, w, kv[l], xn, y); }, layer.attn);
+    const Constant& next_norm = l + 1 < m.layers.size() ? m.layers[l + 1].attn_norm : m.final_norm;
     if (const auto* moe = std::get_if<MoeFfn>(&layer.ffn))
-      ffn_uniform(step, layer.ffn_norm, *moe, x, xn, y, uniform[l]);
+      ffn_uniform(step, layer.ffn_norm, *moe, next_norm, x, xn, y, uniform[l]);
     else
-      add_ffn(step, layer.ffn_norm, layer.ffn, x, xn, y);
-    o.add_rmsnorm(x, y, l + 1 < m.layers.size() ? m.layers[l + 1].attn_norm.view : m.final_norm.view, c.rms_eps, xn);
+      add_ffn(step, layer.ffn_norm, layer.ffn, next_norm, x, xn, y);
   }
   const View last = o.temp(o.activation(), logits.n_rows(), c.hidden);
   o.gather_rows(xn, batch.logit_rows, last);

@@ -92,7 +92,8 @@ std::vector<OpCase> large_cases() {
                                     .inner = 384,
                                     .shared_inner = shared,
                                     .rows = rows,
-                                    .all_to = all_to}));
+                                    .all_to = all_to,
+                                    .add_norm = all_to < 0}));
   cases.push_back(moe_case({.label = "mixed",
                             .gate_up = Format::q4_k,
                             .down = Format::q5_0,

@@ -122,6 +122,9 @@ class UniformRouting final : public Ops {
     replace(p.out.ids);
   }
   void moe(View x, const Experts& experts, const Routing& routing, View y) override { inner_.moe(x, experts, routing, y); }
+  void moe_add_rmsnorm(View x, const Experts& experts, const Routing& routing, const AddNorm& then) override {
+    inner_.moe_add_rmsnorm(x, experts, routing, then);
+  }
   void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override { inner_.sample(logits, params, out); }
   std::unique_ptr<Draw> draw(View logits, std::span<const SampleParams> params, View tokens) override {
     return inner_.draw(logits, params, tokens);
