@@ -11,6 +11,7 @@ namespace cachalot::cuda {
 namespace {
 
 constexpr int kThreads = 256, kBlocks = 8, kEach = 8, kMostHidden = kThreads * kEach, kMostExperts = kBlocks * kThreads / 32;
+static_assert(kThreads == kChoiceThreads && kMostExperts == kChoiceExperts && sizeof(ChoiceShared) <= kMostHidden * sizeof(float));
 
 __global__ __launch_bounds__(kThreads) void moe_prologue_kernel(const __grid_constant__ MoePrologueArgs a) {
 #if __CUDA_ARCH__ >= 900
@@ -74,9 +75,10 @@ __global__ __launch_bounds__(kThreads) void moe_prologue_kernel(const __grid_con
     *reinterpret_cast<float4*>(residual + 4) = make_float4(v[4], v[5], v[6], v[7]);
     *reinterpret_cast<uint4*>(static_cast<bf16*>(a.y.data) + t * a.y.stride + at) = make_uint4(y[0], y[1], y[2], y[3]);
   }
-  if (rank == 0 && thread < 32) {
+  if (rank == 0) {
     const float all[2] = {logits[lane], logits[lane + 32]};
-    choose_plain(a.route, t, all, bias);
+    // Where the normed row was: with 2 kB more than that moe_one.cu's blocks would find no room beside.
+    choose_by_place(a.route, t, all, bias, *reinterpret_cast<ChoiceShared*>(normed));
   }
 #endif
 }
