@@ -136,13 +136,28 @@ constexpr uint16_t half_of_integer(int a) {  // |a| < 2048
   }
   return static_cast<uint16_t>((a < 0 ? 0x8000 : 0) + exponent * 1024 + magnitude - 1024);
 }
-// Of four-bit codes, twice: the fifth bit is another code's.
+// Levels of one more bit than f16 has in its upper byte: these are looked up as words. Twice, as the fifth bit is another code's.
 template <Codec C>
-constexpr HalfTable nibble_table() {
+inline constexpr bool kFineLevels = C == Codec::iq4_nl || C == Codec::iq4_xs;
+template <Codec C>
+constexpr HalfTable level_table() {
   HalfTable t;
-  for (int i = 0; i < 32; ++i) {
-    const int code = C == Codec::iq4_nl || C == Codec::iq4_xs ? kIq4Codes[i % 16] : C == Codec::mxfp4 ? kFp4Codes[i % 16] : i % 16;
-    t.v[i] = half_of_integer(code - WideCodec<C>::kOffset);
+  for (int i = 0; i < 32; ++i) t.v[i] = half_of_integer(kIq4Codes[i % 16] - WideCodec<C>::kOffset);
+  return t;
+}
+// The others, at most 8 in magnitude (FP4: 1.5 * 8), have zero in the lower byte; the upper one is looked up by the six lowest bits of a
+// byte, of which two are another code's. Four-bit codes without an offset have kCentre taken off for that.
+struct alignas(64) UpperTable {
+  uint8_t v[64] = {};
+};
+template <Codec C>
+inline constexpr int kCentre = (C == Codec::q4_1 || C == Codec::q4_k || C == Codec::int4) ? 8 : 0;
+template <Codec C>
+constexpr UpperTable upper_table() {
+  UpperTable t;
+  for (int i = 0; i < 64; ++i) {
+    const int code = C == Codec::mxfp4 ? kFp4Codes[i % 16] : i % 16;
+    t.v[i] = static_cast<uint8_t>(half_of_integer(code - WideCodec<C>::kOffset - kCentre<C>) >> 8);
   }
   return t;
 }
@@ -157,7 +172,7 @@ inline I look_up_halves(const HalfTable& t, I index) { return _mm512_permutexvar
 template <Codec C>
 inline constexpr bool kFiveBits = C == Codec::q5_0 || C == Codec::q5_1 || C == Codec::q5_k;
 
-// The numbers (code - offset) of a chunk as f16 in the order of a tile of pairs, eight columns at a time.
+// The numbers (code - offset - kCentre) of a chunk as f16 in the order of a tile of pairs, eight columns at a time.
 template <Codec C>
 class HalfCodes {
  public:
@@ -170,8 +185,20 @@ class HalfCodes {
   }
   template <int kEight>
   void get(I (&numbers)[4]) const {
-    if constexpr (kNibbles) {
-      alignas(64) static constexpr HalfTable kTable = nibble_table<C>();
+    if constexpr (kNibbles && !kFineLevels<C>) {
+      alignas(64) static constexpr UpperTable kTable = upper_table<C>();
+      const I table = _mm512_load_si512(kTable.v);
+      const auto look_up = [table](I index) __attribute__((always_inline)) {
+        constexpr __mmask64 kUpper = 0xaaaaaaaaaaaaaaaaull;
+        return _mm512_maskz_permutexvar_epi8(kUpper, index, table);
+      };
+      const I r = load_bytes(nibbles_ + kStepBytes * kEight);
+      numbers[0] = look_up(shl16(r, 8));
+      numbers[1] = look_up(shl16(r, 4));
+      numbers[2] = look_up(r);
+      numbers[3] = look_up(shr16(r, 4));
+    } else if constexpr (kNibbles) {
+      alignas(64) static constexpr HalfTable kTable = level_table<C>();
       const I r = load_bytes(nibbles_ + kStepBytes * kEight);
       numbers[0] = look_up_halves(kTable, r);
       numbers[1] = look_up_halves(kTable, shr16(r, 4));
@@ -219,6 +246,7 @@ inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, i
   using D = WideCodec<C>;
   I scale[kChunk / D::kSub], minus = iset1(0);
   scales.load(c, scale, minus);
+  if constexpr (kCentre<C> != 0) minus = half_fma(words(half_of_integer(kCentre<C>)), scale[0], minus);
   const HalfCodes<C> codes(codec, c);
   const auto step = [&](auto eight) __attribute__((always_inline)) {
     I numbers[4];

@@ -1,4 +1,4 @@
-// Arithmetic on 32 f16 in a register, AVX-512 FP16. Included only by amx.cpp: every CPU with AMX has these instructions.
+// Arithmetic on 32 f16 in a register, AVX-512 FP16. Included only by amx.cpp: every CPU with AMX has these instructions, and VBMI.
 #pragma once
 
 #include "cpu/isa/simd_avx512.h"
