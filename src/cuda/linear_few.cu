@@ -54,15 +54,10 @@ __global__ __launch_bounds__(kMostWarps * 32, 1) void linear_few_kernel(const __
       const uint8_t* ahead = within ? from + (step + kDepth) * WholeStep::kBytes : next;
 #pragma unroll
       for (int u = 0; u < kDepth; ++u) {
-        uint4 x[kSets][2];
-        float2 group[kSets];
-#pragma unroll
-        for (int s = 0; s < kSets; ++s) {
-          const uint8_t* at = x_at[s] + (step + u) * 2 * WholeStep::kCols;
-          x[s][0] = *reinterpret_cast<const uint4*>(at), x[s][1] = *reinterpret_cast<const uint4*>(at + 128);
-          group[s] = group_at[s][step + u];
-        }
-        multiply_step<kSets>(w[u], x, group, acc);
+        multiply_step<kSets>(
+            w[u], kSets,
+            [&](int s, int r) { return *reinterpret_cast<const uint4*>(x_at[s] + (step + u) * 2 * WholeStep::kCols + r * 128); },
+            [&](int s) { return group_at[s][step + u]; }, acc);
         w[u].load(within || tile + stride < n_tiles, ahead + u * WholeStep::kBytes, lane);
       }
     }

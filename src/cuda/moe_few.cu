@@ -6,17 +6,15 @@
 
 #include <algorithm>
 
-#include "cuda/formats.cuh"
 #include "cuda/moe_few.h"
-#include "cuda/whole_numbers.cuh"
+#include "cuda/whole_step.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
 constexpr int kStepCols = kWholeGroup, kRowsThreads = 256;
 constexpr int kWarps = 8, kThreads = kWarps * 32;
-constexpr TileInfo kInfo = tile_info(Tile::q4g128);
-constexpr int kStepBytes = 2 * kInfo.bytes;
+constexpr int kStepBytes = WholeStep::kBytes;
 constexpr int kSumPitch = 17;
 
 // Bytes from row to row of x in shared memory: the codes of `window` columns, then all groups. Those of four rows lie in different banks.
@@ -32,59 +30,6 @@ struct FewShape {
 };
 
 #if __CUDA_ARCH__ >= 900
-// Of a step that is `there`: a lane's codes, and by lanes below 4 scales and minima, those of rows 0 .. 7 in the first record and of rows
-// 8 .. 15 in the second. `to` and `from` are at the lane's codes.
-__device__ __forceinline__ void ask_for_step(bool there, uint32_t to, const uint8_t* from, int lane) {
-  const int scales = (lane >> 1) * kInfo.bytes + kInfo.scale_at + (lane & 1) * 16 - lane * 16;
-  asm volatile(
-      "{.reg .pred p, q;\n"
-      "setp.ne.u32 p, %4, 0;\n"
-      "setp.lt.and.u32 q, %5, 4, p;\n"
-      "@p cp.async.cg.shared.global [%0], [%2], 16;\n"
-      "@p cp.async.cg.shared.global [%0+%6], [%2+%6], 16;\n"
-      "@q cp.async.cg.shared.global [%1], [%3], 16;\n"
-      "cp.async.commit_group;}" ::"r"(to),
-      "r"(to + scales), "l"(from), "l"(from + scales), "r"(static_cast<int>(there)), "r"(lane), "n"(kInfo.bytes)
-      : "memory");
-}
-
-// acc += 128 columns of rows g and g + 8 times those of n_sets times four rows of x, `pitch` bytes apart: lane 4g + c reads bytes of row
-// g / 2 of each set (at `x`), the high ones where g is even, and gets the sums of row c, whose sum and scale are at `group`.
-template <int kSets>
-__device__ __forceinline__ void multiply_step(const uint8_t* w, const uint8_t* x, const uint8_t* group, int pitch, int n_sets, int lane,
-                                              float (&acc)[kSets][2]) {
-  constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
-  uint32_t a[2][4], b[2][4];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint4 v = *reinterpret_cast<const uint4*>(w + r * kInfo.bytes + lane * 16);
-    a[r][0] = v.x & kLow, a[r][1] = v.y & kLow, a[r][2] = v.z & kLow, a[r][3] = v.w & kLow;
-    b[r][0] = v.x & kHigh, b[r][1] = v.y & kHigh, b[r][2] = v.z & kHigh, b[r][3] = v.w & kHigh;
-  }
-  float2 scale[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-    scale[h] = half2_of(*reinterpret_cast<const uint32_t*>(w + h * kInfo.bytes + kInfo.scale_at + (lane >> 2) * 4));
-#pragma unroll
-  for (int s = 0; s < kSets; ++s) {
-    if (s >= n_sets) break;
-    int low[4] = {}, high[4] = {};  // codes in the upper half of a byte count 16-fold
-    const float2 of_group = *reinterpret_cast<const float2*>(group + 4 * s * pitch);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint4 v = *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 128 * r);
-      mma_k32(low, a[r], v.x, v.y);
-      mma_k32(high, b[r], v.z, v.w);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int sum = (low[2 * h] * 256 + low[2 * h + 1]) * 16 + (high[2 * h] * 256 + high[2 * h + 1]);
-      acc[s][h] = fmaf(scale[h].x * of_group.y, static_cast<float>(sum), acc[s][h]);
-      acc[s][h] = fmaf(-scale[h].y, of_group.x, acc[s][h]);
-    }
-  }
-}
-
 // Every kFewRows-th pair of an expert leads as many: if pair `self` does, their number and `list`, by a warp; otherwise 0.
 __device__ __forceinline__ int inline_pairs(const MoePlan& plan, int self, int lane, int* list, int& expert) {
   constexpr int kWords = kInlinePairs / 32;
@@ -237,7 +182,11 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
         cp_async_wait<kDepth - 2>();
         __syncwarp();
         ask(free);
-        multiply_step<kSets>(ring + at, x, group, pitch, n_sets, lane, acc);
+        WholeStep w;
+        w.load_shared(ring + at, lane);
+        multiply_step<kSets>(
+            w, n_sets, [&](int s, int r) { return *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 128 * r); },
+            [&](int s) { return *reinterpret_cast<const float2*>(group + 4 * s * pitch); }, acc);
         x += kSplit * 2 * kStepCols, group += kSplit * 8;
         free = at, at += kStepBytes;
         if (at == kDepth * kStepBytes) at = 0;

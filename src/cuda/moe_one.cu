@@ -65,16 +65,11 @@ __device__ __forceinline__ void multiply_unit(const uint8_t* stage, int mine, in
     const uint8_t* x_at = vector + ((chunk * 2 + ((lane >> 2) & 1)) * 4 + (lane & 3)) * 16;
     const uint8_t* from = stage + mine * S::kRecord;
     WholeStep w;
-    uint4 x[1][2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      w.codes[r] = *reinterpret_cast<const uint4*>(from + r * S::kRecord + lane * 16);
-      w.scales[r] = *reinterpret_cast<const uint32_t*>(from + r * S::kRecord + WholeStep::kInfo.scale_at + (lane >> 2) * 4);
-      x[0][r] = *reinterpret_cast<const uint4*>(x_at + r * kRecordCols * 2);
-    }
-    const float2 group[1] = {groups[chunk / 2]};
+    w.load_shared(from, lane);
     float sum[1][2] = {{acc[0], acc[1]}};
-    multiply_step<1>(w, x, group, sum);
+    multiply_step<1>(
+        w, 1, [&](int, int r) { return *reinterpret_cast<const uint4*>(x_at + r * kRecordCols * 2); },
+        [&](int) { return groups[chunk / 2]; }, sum);
     acc[0] = sum[0][0], acc[1] = sum[0][1];
   } else if constexpr (S::kWhole) {
     const Frag<kTile> w = stage_record<kTile>(stage, mine, pitch, lane);
