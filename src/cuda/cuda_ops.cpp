@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
+#include "cuda/moe_tokens.h"
 #include "cuda/sample.h"
 
 namespace cachalot {
@@ -106,8 +107,9 @@ CudaOps::CudaOps(const CudaOptions& options)
   most_shared_ = properties.sharedMemPerBlockOptin - 1024;  // what kernels declare statically comes on top
   CACHALOT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   if (options.activation == DType::bf16) cublas_ = CublasLt::load();
-  moe_barrier_ = device_memory(2 * sizeof(unsigned long long));
-  CACHALOT_CUDA_CHECK(cudaMemset(moe_barrier_.get(), 0, 2 * sizeof(unsigned long long)));
+  constexpr size_t kCounts = 2 * sizeof(unsigned long long) + kMoeTokensState * sizeof(unsigned);
+  moe_barrier_ = device_memory(kCounts);
+  CACHALOT_CUDA_CHECK(cudaMemset(moe_barrier_.get(), 0, kCounts));
 }
 
 CudaOps::~CudaOps() {

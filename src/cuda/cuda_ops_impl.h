@@ -10,6 +10,7 @@
 #include "cuda/cublas_lt.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/kernels.h"
+#include "cuda/moe_few.h"
 #include "ops/arena.h"
 
 namespace cachalot::cuda {
@@ -160,6 +161,8 @@ class CudaOps final : public Ops {
   };
   bool expert_segments(View x, const Experts& experts, View y, ExpertSegments& s) const;
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
+  WholeRows whole_rows(int rows, int cols);  // temporary
+  bool moe_tokens(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   bool moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   // Several rows. The sum goes to y, or where `then` says.
   void moe_rows(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
@@ -180,7 +183,7 @@ class CudaOps final : public Ops {
   Arena arena_;
   UploadRing uploads_;
   Sampler sampler_;
-  Buffer moe_barrier_;  // of moe_one_kernel: the barrier, then the count of drawn tasks
+  Buffer moe_barrier_;  // of moe_one_kernel: the barrier, then the count of drawn tasks; then what moe_tokens_kernel counts
 };
 
 // cudaMalloc, or an Error with what was asked for and what is there; and memory of the host that the device reads and writes by itself.

@@ -7,10 +7,12 @@
 #include "cuda/moe_few.h"
 #include "cuda/moe_one.h"
 #include "cuda/moe_prologue.h"
+#include "cuda/moe_tokens.h"
 
 namespace cachalot::cuda {
 namespace {
 
+constexpr int kLeastTokens = 3;  // of moe_tokens.cu; its tasks are too large for fewer
 constexpr int kF32Pairs = 4096;  // up to here the experts' results are held in f32
 
 // Rows of x per block of the three kernels, by pairs per expert; measured. Streamed codes of 4 to 6 bits are short of instructions, so that
@@ -200,6 +202,42 @@ bool CudaOps::moe_one(View x, const Experts& experts, const Routing& routing, Vi
   return true;
 }
 
+// Up to 16 rows by one launch for both products, where all weights have codes of 4 bits in groups of 128.
+bool CudaOps::moe_tokens(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then) {
+  ExpertSegments s;
+  if (x.stride[0] % 8 != 0 || experts.gate_up.n_matrices > kMostListedExperts || !expert_segments(x, experts, y, s)) return false;
+  MoeTokensArgs a;
+  a.gate = s.gate, a.up = s.up, a.down = s.down;
+  a.shared_gate = s.shared_gate, a.shared_up = s.shared_up, a.shared_down = s.shared_down;
+  a.first_gate = experts.gate_up.first;
+  a.first_down = experts.down.first;
+  a.ids = static_cast<const int*>(routing.ids.data);
+  a.top_k = routing.ids.n_cols();
+  a.n_tokens = x.n_rows();
+  a.x = x.data;
+  a.x_stride = x.stride[0];
+  a.state = reinterpret_cast<unsigned*>(static_cast<unsigned long long*>(moe_barrier_.get()) + 2);
+  a.n_blocks = n_multiprocessors_;
+  a.most_shared = most_shared_;
+  if (!moe_tokens_supports(a)) return false;
+  const size_t mark = temp_mark();
+  const bool has_shared = a.shared_gate.data != nullptr;
+  const View pairs = temp(DType::f32, a.n_tokens * a.top_k, y.n_cols()),
+             shared = has_shared ? temp(DType::f32, a.n_tokens, y.n_cols()) : View{};
+  a.h = whole_rows(pairs.n_rows(), a.down.cols);
+  if (has_shared) a.shared_h = whole_rows(a.n_tokens, a.shared_down.cols);
+  a.y = static_cast<float*>(pairs.data), a.shared_y = static_cast<float*>(shared.data);
+  done(launch_moe_tokens(a, stream_), "moe");
+  sum_pairs(pairs, shared, routing, y, then);
+  temp_release(mark);
+  return true;
+}
+
+WholeRows CudaOps::whole_rows(int rows, int cols) {
+  return {static_cast<uint8_t*>(temp(DType::u8, rows, 2 * cols).data),
+          static_cast<float2*>(temp(DType::f32, rows, 2 * whole_groups(cols)).data)};
+}
+
 // Few rows per expert by kernels of their own, where all weights have codes of 4 bits in groups of 128.
 bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then) {
   ExpertSegments s;
@@ -221,18 +259,14 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   if (tile == 0) return false;
   const size_t mark = temp_mark();
   plan_moe(plan, tile);
-  const auto whole = [&](int rows, int cols) {
-    return WholeRows{static_cast<uint8_t*>(temp(DType::u8, rows, 2 * cols).data),
-                     static_cast<float2*>(temp(DType::f32, rows, 2 * whole_groups(cols)).data)};
-  };
   first.moe = second.moe = plan;
   first.n_tokens = second.n_tokens = n_tokens;
   first.first_matrix = experts.gate_up.first, second.first_matrix = experts.down.first;
   first.by_token = true;
   const View pairs = temp(DType::f32, n_pairs, y.n_cols()), shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
-  first.routed.x = first.shared.x = whole(n_tokens, x.n_cols());
-  first.routed.h = second.routed.x = whole(n_pairs, second.routed.w.cols);
-  if (has_shared) first.shared.h = second.shared.x = whole(n_tokens, second.shared.w.cols);
+  first.routed.x = first.shared.x = whole_rows(n_tokens, x.n_cols());
+  first.routed.h = second.routed.x = whole_rows(n_pairs, second.routed.w.cols);
+  if (has_shared) first.shared.h = second.shared.x = whole_rows(n_tokens, second.shared.w.cols);
   second.routed.y = static_cast<float*>(pairs.data), second.shared.y = static_cast<float*>(shared.data);
   done(launch_whole_rows(mat_of(x), first.routed.x, stream_), "moe");
   done(launch_few_gate_up(first, stream_), "moe");
@@ -281,6 +315,7 @@ void CudaOps::moe_rows(View x, const Experts& experts, const Routing& routing, V
   CACHALOT_CHECK(routing.ids.n_rows() == n_tokens && y.n_rows() == n_tokens && routing.ids.dtype == DType::i32);
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
   if (n_tokens == 1 && then == nullptr && moe_one(x, experts, routing, y)) return;
+  if (n_tokens >= kLeastTokens && moe_tokens(x, experts, routing, y, then)) return;
   if (moe_few(x, experts, routing, y, then)) return;
   const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;

@@ -76,6 +76,21 @@ std::vector<OpCase> large_cases() {
                                 .inner = s.inner,
                                 .shared_inner = shared,
                                 .rows = 1}));
+  // 3 to 16 rows of 4-bit codes in one launch: experts of more rows than a list has, more and fewer tasks than blocks.
+  for (const int rows : {3, 8, 9, 16})
+    for (const int shared : {0, 1152})
+      for (const int all_to : {-1, 3})
+        cases.push_back(moe_case({.label = "few tokens",
+                                  .gate_up = Format::int4_planar,
+                                  .down = Format::int4_planar,
+                                  .shared = Format::int4_planar,
+                                  .n_experts = 16,
+                                  .top_k = 4,
+                                  .hidden = 1280,
+                                  .inner = 896,
+                                  .shared_inner = shared,
+                                  .rows = rows,
+                                  .all_to = all_to}));
   // Few rows of 4-bit codes: sorted within the kernel and beforehand, each number of rows per block, fewer columns than warps, and an
   // expert of more rows than a block takes.
   for (const int rows : {2, 10, 12, 18, 60})
