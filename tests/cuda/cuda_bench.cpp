@@ -1,6 +1,6 @@
 // Times of the CUDA backend against the limits of the card, on the shape of DeepSeek-V2-Lite with random weights.
-//   cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | gqa | prompts | prefill | model bf16|q4_k_m|int4 CONTEXT
-//   BATCH...
+//   cuda_bench linear | moe[FORMAT] ROWS... | grouped ROWS... | ops ROWS... | few ROWS... | mla | gqa | prompts | prefill | model
+//   bf16|q4_k_m|int4 CONTEXT BATCH...
 // Every time is the median of replays of a graph that walks over several copies of the weights, so that the L2 cache does not help.
 #include <algorithm>
 #include <chrono>
@@ -155,6 +155,33 @@ void bench_moe(const std::vector<int>& batches, const std::string& only) {
                   std::string(info(m.down).name).c_str(), rows, n_used, t * 1e6, bytes / t * 1e-12, 100 * bytes / t / kCopyLimit,
                   flops / t * 1e-12);
     }
+  }
+}
+
+// The routed experts alone, int4 in groups of 128, each with the same number of rows. The roof is that of the bytes or of the FLOPs.
+void bench_grouped(const std::vector<int>& rows_each) {
+  Bench b;
+  constexpr int kExperts = 64, kTop = 6, kHidden = 2048, kInner = 1408, kLayers = 3;
+  std::vector<Experts> layers(kLayers);
+  for (Experts& e : layers)
+    e = {b.weights(Format::int4_planar, 2 * kInner, kHidden, kExperts), b.weights(Format::int4_planar, kHidden, kInner, kExperts), {}, {}};
+  const double bytes =
+      kExperts * (stored_bytes(Format::int4_planar, 2 * kInner, kHidden) + stored_bytes(Format::int4_planar, kHidden, kInner));
+  std::printf("%-8s %5s %10s %8s %7s %9s %7s\n", "rows", "T", "us", "TB/s", "share", "TFLOP/s", "of roof");
+  const size_t kept = b.keep.size();
+  for (const int each : rows_each) {
+    const int pairs = each * kExperts, n = (pairs + kTop - 1) / kTop;
+    std::vector<int> of_tokens(static_cast<size_t>(n * kTop), -1);
+    for (int p = 0; p < pairs; ++p) of_tokens[static_cast<size_t>(p)] = p % kExperts;
+    const View ids = b.ints(of_tokens, n, kTop), weights = b.array(DType::f32, n, kTop), x = b.array(DType::bf16, n, kHidden),
+               y = b.array(DType::bf16, n, kHidden, 0.0f);
+    const double t = b.time([&] {
+      for (const Experts& e : layers) b.ops->moe(x, e, {ids, weights}, y);
+    }) / kLayers;
+    const double flops = 6.0 * pairs * kHidden * kInner, roof = std::max(bytes / kCopyLimit, flops / kMatrixLimit);
+    std::printf("%-8d %5d %10.2f %8.2f %6.1f%% %9.1f %6.1f%%\n", each, n, t * 1e6, bytes / t * 1e-12, 100 * bytes / t / kCopyLimit,
+                flops / t * 1e-12, 100 * roof / t);
+    b.keep.resize(kept);
   }
 }
 
@@ -595,6 +622,8 @@ int run(int argc, char** argv) {
     bench_linear();
   else if (what.rfind("moe", 0) == 0)
     bench_moe(numbers, what.substr(3));
+  else if (what == "grouped")
+    bench_grouped(numbers);
   else if (what == "mla")
     bench_mla();
   else if (what == "gqa")
@@ -611,9 +640,8 @@ int run(int argc, char** argv) {
     bench_model(argv[2], numbers, std::atoi(argv[3]));
   else {
     std::printf(
-        "cuda_bench linear | moe[FORMAT] ROWS... | ops ROWS... | few ROWS... | mla | gqa | prompts | prefill | model bf16|q4_k_m|int4 "
-        "CONTEXT "
-        "BATCH...\n");
+        "cuda_bench linear | moe[FORMAT] ROWS... | grouped ROWS... | ops ROWS... | few ROWS... | mla | gqa | prompts | prefill | model "
+        "bf16|q4_k_m|int4 CONTEXT BATCH...\n");
     return 2;
   }
   return 0;
