@@ -164,6 +164,7 @@ class CudaOps final : public Ops {
   WholeRows whole_rows(int rows, int cols);  // temporary
   bool moe_tokens(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   bool moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
+  bool moe_mid(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   // Several rows. The sum goes to y, or where `then` says.
   void moe_rows(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   void sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then);

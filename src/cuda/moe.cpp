@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
 #include "cuda/moe_few.h"
+#include "cuda/moe_mid.h"
 #include "cuda/moe_one.h"
 #include "cuda/moe_prologue.h"
 #include "cuda/moe_tokens.h"
@@ -40,6 +41,13 @@ bool all_four_bits(std::initializer_list<const CudaPacked*> stacks) {
 int few_rows(int n_pairs, int n_experts) {
   const int each = n_pairs / n_experts;
   return each <= 3 ? 8 : each <= 13 ? 16 : each <= 22 ? 32 : 0;
+}
+
+// Rows of x per tile of the kernels of some rows, measured; 0: too few or too many rows for them.
+int mid_rows(int n_pairs, int n_experts) {
+  const int each = n_pairs / n_experts;
+  if (each < 9 || each > 52) return 0;
+  return each <= 12 ? 16 : each <= 19 ? 24 : each <= 27 ? 32 : each <= 40 ? 48 : 64;
 }
 
 RouteArgs route_args(View logits, View bias, const Router& router, const Routing& out) {
@@ -276,6 +284,53 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   return true;
 }
 
+// More rows, and the same weights, on the tensor cores.
+bool CudaOps::moe_mid(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then) {
+  ExpertSegments s;
+  if (x.stride[0] % 8 != 0 || !expert_segments(x, experts, y, s)) return false;
+  MidArgs first, second;
+  first.routed.w = s.gate, first.routed.up = s.up, second.routed.w = s.down;
+  first.shared.w = s.shared_gate, first.shared.up = s.shared_up, second.shared.w = s.shared_down;
+  const bool has_shared = static_cast<bool>(experts.shared_gate_up);
+  for (const MidArgs* args : {&first, &second})
+    if (!mid_supports(args->routed) || (has_shared && !mid_supports(args->shared))) return false;
+
+  const int n_tokens = x.n_rows(), n_pairs = n_tokens * routing.ids.n_cols();
+  MidPlan plan;
+  plan.ids = static_cast<const int*>(routing.ids.data);
+  plan.n_pairs = n_pairs;
+  plan.top_k = routing.ids.n_cols();
+  plan.n_experts = experts.gate_up.n_matrices;
+  const int tile = plan.tile = mid_rows(n_pairs, plan.n_experts);
+  if (tile == 0 || !mid_supports(plan)) return false;
+  const size_t mark = temp_mark();
+  plan.max_tiles = plan.n_experts + n_pairs / tile;
+  plan.tiles = static_cast<int2*>(temp(DType::i32, plan.max_tiles, 2).data);
+  plan.pairs = static_cast<int*>(temp(DType::i32, plan.max_tiles, tile).data);
+  const int shared_rows = has_shared ? (n_tokens + tile - 1) / tile * tile : 0;
+  const auto rows = [&](int n_rows, int cols) {
+    if (n_rows == 0) return MidRows{};
+    return MidRows{static_cast<uint8_t*>(temp(DType::bf16, n_rows, cols).data),
+                   static_cast<float*>(temp(DType::f32, n_rows, cols / kMidGroup).data)};
+  };
+  first.plan = second.plan = plan;
+  first.n_tokens = second.n_tokens = n_tokens;
+  first.n_multiprocessors = second.n_multiprocessors = n_multiprocessors_;
+  first.first_matrix = experts.gate_up.first, second.first_matrix = experts.down.first;
+  const View pairs = temp(DType::bf16, n_pairs, y.n_cols()), shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
+  first.routed.x = rows(plan.max_tiles * tile, x.n_cols());
+  first.shared.x = rows(shared_rows, x.n_cols());
+  first.routed.h = second.routed.x = rows(plan.max_tiles * tile, second.routed.w.cols);
+  first.shared.h = second.shared.x = rows(shared_rows, second.shared.w.cols);
+  second.routed.y = pairs.data, second.shared.y = shared.data;
+  done(launch_mid_rows(mat_of(x), plan, first.routed.x, first.shared.x, stream_), "moe");
+  done(launch_mid_gate_up(first, stream_), "moe");
+  done(launch_mid_down(second, stream_), "moe");
+  sum_pairs(pairs, shared, routing, y, then);
+  temp_release(mark);
+  return true;
+}
+
 // The end of either: y[t] = sum of the pairs of row t by their weights, and of its row of `shared` when there is one.
 void CudaOps::sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then) {
   CombineArgs args;
@@ -316,7 +371,7 @@ void CudaOps::moe_rows(View x, const Experts& experts, const Routing& routing, V
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
   if (n_tokens == 1 && then == nullptr && moe_one(x, experts, routing, y)) return;
   if (n_tokens >= kLeastTokens && moe_tokens(x, experts, routing, y, then)) return;
-  if (moe_few(x, experts, routing, y, then)) return;
+  if (moe_mid(x, experts, routing, y, then) || moe_few(x, experts, routing, y, then)) return;
   const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;
   GemmArgs common;

@@ -24,16 +24,18 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // Rows of 128 bytes, 8 of them a swizzle atom of 1024 bytes; `at` may lie 32, 64 or 96 bytes into the rows.
-__device__ __forceinline__ uint64_t wgmma_operand(const void* at) {
+constexpr uint64_t wgmma_operand_at(uint32_t shared) {
   constexpr uint64_t kStrideOfEightRows = 1024 >> 4, kSwizzle128 = 1;
-  return ((shared_address(at) & 0x3ffffu) >> 4) | (1ull << 16) | (kStrideOfEightRows << 32) | (kSwizzle128 << 62);
+  return ((shared & 0x3ffffu) >> 4) | (1ull << 16) | (kStrideOfEightRows << 32) | (kSwizzle128 << 62);
 }
+__device__ __forceinline__ uint64_t wgmma_operand(const void* at) { return wgmma_operand_at(shared_address(at)); }
 
 // The registers of sums of an instruction, as its text names them and as operands.
-#define CACHALOT_WGMMA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define CACHALOT_WGMMA_NAMES_32 \
-  CACHALOT_WGMMA_NAMES_16       \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CACHALOT_WGMMA_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define CACHALOT_WGMMA_NAMES_12 CACHALOT_WGMMA_NAMES_8 ", %8, %9, %10, %11"
+#define CACHALOT_WGMMA_NAMES_16 CACHALOT_WGMMA_NAMES_12 ", %12, %13, %14, %15"
+#define CACHALOT_WGMMA_NAMES_24 CACHALOT_WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define CACHALOT_WGMMA_NAMES_32 CACHALOT_WGMMA_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define CACHALOT_WGMMA_NAMES_64                                                      \
   CACHALOT_WGMMA_NAMES_32                                                            \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
@@ -46,7 +48,9 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void* at) {
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define CACHALOT_WGMMA_SUMS_8(d, i) \
   "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define CACHALOT_WGMMA_SUMS_12(d, i) CACHALOT_WGMMA_SUMS_8(d, i), "+f"(d[(i) + 8]), "+f"(d[(i) + 9]), "+f"(d[(i) + 10]), "+f"(d[(i) + 11])
 #define CACHALOT_WGMMA_SUMS_16(d, i) CACHALOT_WGMMA_SUMS_8(d, i), CACHALOT_WGMMA_SUMS_8(d, (i) + 8)
+#define CACHALOT_WGMMA_SUMS_24(d, i) CACHALOT_WGMMA_SUMS_16(d, i), CACHALOT_WGMMA_SUMS_8(d, (i) + 16)
 #define CACHALOT_WGMMA_SUMS_32(d, i) CACHALOT_WGMMA_SUMS_16(d, i), CACHALOT_WGMMA_SUMS_16(d, (i) + 16)
 #define CACHALOT_WGMMA_SUMS_64(d, i) CACHALOT_WGMMA_SUMS_32(d, i), CACHALOT_WGMMA_SUMS_32(d, (i) + 32)
 #define CACHALOT_WGMMA_SUMS_128(d, i) CACHALOT_WGMMA_SUMS_64(d, i), CACHALOT_WGMMA_SUMS_64(d, (i) + 64)
@@ -83,5 +87,24 @@ __device__ __forceinline__ void wgmma_bf16<256>(float (&d)[128], const uint32_t 
                : CACHALOT_WGMMA_SUMS_128(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+
+// The same, d = a b where not `add`, which is a constant.
+template <int kN>
+__device__ __forceinline__ void wgmma_bf16_add(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b, uint32_t b_high, int add);
+#define CACHALOT_WGMMA_ADD(columns, sums, a0, a1, a2, a3, low, high, flag)                                                                \
+  template <>                                                                                                                             \
+  __device__ __forceinline__ void wgmma_bf16_add<columns>(float(&d)[sums], const uint32_t(&a)[4], uint32_t b, uint32_t b_high, int add) { \
+    asm volatile("{.reg .pred p; .reg .b64 x; setp.ne.b32 p, " flag ", 0; mov.b64 x, {" low ", " high                                     \
+                 "}; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" CACHALOT_WGMMA_NAMES_##sums                        \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, x, p, 1, 1, 0;}"                                                                   \
+                 : CACHALOT_WGMMA_SUMS_##sums(d, 0)                                                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_high), "r"(add));                                            \
+  }
+CACHALOT_WGMMA_ADD(16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
+CACHALOT_WGMMA_ADD(24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18")
+CACHALOT_WGMMA_ADD(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+CACHALOT_WGMMA_ADD(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+CACHALOT_WGMMA_ADD(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+#undef CACHALOT_WGMMA_ADD
 
 }  // namespace cachalot::cuda

@@ -265,7 +265,7 @@ OpCase moe_case(const MoeCase& s) {
     std::vector<float> weights;
     random_routing(b, s, ids, weights);
     const auto id_tensor = b.ints(s.rows, s.top_k, ids), weight_tensor = b.f32(s.rows, s.top_k, weights);
-    const auto x = b.activations(s.rows, s.hidden), y = b.unset(ops.activation(), s.rows, s.hidden);
+    const auto x = b.activations(s.rows, s.hidden, s.x_scale), y = b.unset(ops.activation(), s.rows, s.hidden);
     b.output("y", y);
     if (s.add_norm) {
       const auto residual = b.f32(s.rows, s.hidden), norm = b.f32(1, s.hidden);

@@ -105,6 +105,7 @@ struct MoeCase {
   int rows = 1;
   int all_to = -1;        // this expert is among every row's choice
   bool add_norm = false;  // moe_add_rmsnorm
+  float x_scale = 1.0f;
 };
 OpCase moe_case(const MoeCase& shape);
 

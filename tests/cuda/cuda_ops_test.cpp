@@ -109,6 +109,32 @@ std::vector<OpCase> large_cases() {
                                     .rows = rows,
                                     .all_to = all_to,
                                     .add_norm = all_to < 0}));
+  // Some rows of 4-bit codes: each number of rows per tile, experts of one and of more tiles, without rows and with one, odd numbers of
+  // groups, a last block of half of the rows; large and small activations.
+  struct SomeRows {
+    const char* label;
+    int rows, n_experts = 16, top_k = 6, hidden = 2304, inner = 384, shared = 640, all_to = -1;
+    float x_scale = 1.0f;
+  };
+  for (const SomeRows& s :
+       {SomeRows{"some rows", 30}, SomeRows{"some rows", 40}, SomeRows{"some rows", 50}, SomeRows{"some rows", 70},
+        SomeRows{"some rows", 90, 16, 6, 640, 256, 384}, SomeRows{"some rows", 130, 16, 6, 384, 128, 0},
+        SomeRows{"some rows", 140, 16, 6, 384, 640, 128}, SomeRows{"some rows all to one", 60, 16, 6, 2304, 384, 640, 3},
+        SomeRows{"some rows all to one", 130, 16, 6, 384, 384, 0, 5}, SomeRows{"some rows to one", 201, 8, 1, 384, 128, 128, 3},
+        SomeRows{"some rows large", 60, 16, 6, 640, 384, 640, -1, 1e5f}, SomeRows{"some rows small", 60, 16, 6, 640, 384, 640, -1, 1e-4f}})
+    cases.push_back(moe_case({.label = s.label,
+                              .gate_up = Format::int4_planar,
+                              .down = Format::int4_planar,
+                              .shared = Format::int4_planar,
+                              .n_experts = s.n_experts,
+                              .top_k = s.top_k,
+                              .hidden = s.hidden,
+                              .inner = s.inner,
+                              .shared_inner = s.shared,
+                              .rows = s.rows,
+                              .all_to = s.all_to,
+                              .add_norm = s.rows == 70,
+                              .x_scale = s.x_scale}));
   cases.push_back(moe_case({.label = "mixed",
                             .gate_up = Format::q4_k,
                             .down = Format::q5_0,
