@@ -1,208 +1,224 @@
-// Absorbed MLA for few query rows: MQA over latent rows of 576 whose first 512 are the values (DeepSeek-V2 section 2.1; split context as in
-// FlashDecoding). A block takes 16 heads of one row and a part of its context, 64 keys at a time: the rows come in by bulk copies, two
-// blocks of them in turn; 8 warps score 8 keys each, then each weighs 64 of the 512 value columns, all repeating the cheap softmax of 16
-// x 64. Per 64 keys: 73.7 kB from memory against 544 mma, so the reading of the cache is what limits it.
+// Absorbed MLA for query rows of several sequences: MQA over latent rows of 576 whose first 512 are the values (DeepSeek-V2 section 2.1;
+// split context as in FlashDecoding). A block takes 16 heads of one row and a part of its context, whose rows come in by bulk copies, 64
+// keys a stage; a part of up to 128 keys goes through both stages at once, as it is then chains of instructions that limit; a longer one
+// takes them in turn. Each time a warp scores half of the keys over a quarter of the columns, turns the scores of 2 heads into weights, and
+// weighs 64 of the 512 value columns. Per 64 keys: 73.7 kB from memory against 544 mma, so with long parts the reading of the cache is what
+// limits.
 #include "cuda/mla_decode.cuh"
 
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
-constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kKeys * kPitch * 2, kScoreBytes = kHeads * kScorePitch * 4;
-constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
+constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kThreads = 256;
+constexpr int kStages = 2, kMostKeys = kStages * kKeys;  // of a turn
+constexpr int kQuarters = 4, kSteps = kK / 16 / kQuarters;
+// A multiprocessor begins a copy in 88 clocks, so one takes four rows. These pieces lie 16 bytes more than their length apart, and the 8
+// keys of an mma tile are the rows of the same place in 8 pieces, so that they are in different banks. What the tiles call key 8 t + i:
+constexpr int kRows = 4, kPiece = kRows * kK + 8, kGroup = 8 * kRows;
+__device__ constexpr int tile_at(int t) { return t / kRows * 8 * kPiece + t % kRows * kK; }  // in elements; its keys are kPiece apart
+__device__ constexpr int row_at(int row) { return row / kRows * kPiece + row % kRows * kK; }
+__device__ constexpr int row_of(int key) { return key / kGroup * kGroup + key % 8 * kRows + key / 8 % kRows; }
 
-// One row has a part of its context in few blocks, which then wait for what they have asked for and no longer for memory: kOne asks for
-// several keys' operands at once, and stores half as often.
-template <bool kOne>
+constexpr int kStage = kKeys / kRows * kPiece;  // elements
+constexpr int kScorePitch = kMostKeys + 8, kWeightPitch = kMostKeys + 8;
+constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kStage * 2, kScoreBytes = kQuarters * kHeads * kScorePitch * 4,
+              kWeightBytes = kHeads * kWeightPitch * 2;
+constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + kScoreBytes + kWeightBytes;
+static_assert(kSteps * 16 * kQuarters == kK);
+
 __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_constant__ AttendArgs a) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int found[3];
-  bf16* query = reinterpret_cast<bf16*>(shared);                                     // [16][584]
-  bf16* stages = reinterpret_cast<bf16*>(shared + kQueryBytes);                      // [2][64][584]
-  float* scores = reinterpret_cast<float*>(shared + kQueryBytes + 2 * kStageBytes);  // [16][72]
+  __shared__ float keeps[kHeads], sums[kHeads];   // what a head's results so far are multiplied with; its sum of exponentials
+  bf16* query = reinterpret_cast<bf16*>(shared);  // [16][584]
+  bf16* stages = reinterpret_cast<bf16*>(shared + kQueryBytes);                                         // [2][64][584]
+  float* scores = reinterpret_cast<float*>(shared + kQueryBytes + kStages * kStageBytes);               // [4 quarters][16][136]
+  bf16* weights = reinterpret_cast<bf16*>(shared + kQueryBytes + kStages * kStageBytes + kScoreBytes);  // [16][136]
   pdl_trigger();
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int row = static_cast<int>(blockIdx.x), head0 = static_cast<int>(blockIdx.y) * kHeads, split = static_cast<int>(blockIdx.z);
+  __shared__ uint64_t full[kStages];
+  if (thread == 0) {
+    for (uint64_t& barrier : full) barrier_init(&barrier, 1);
+    fence_async_proxy();
+  }
+  // Where rows are decoded, row r is all of sequence r: its first pages are asked for together with what says so.
+  constexpr int kPages = 64;
+  const int guess = a.seq_begin + row;
+  int pages[kPages / 32] = {};
+#pragma unroll
+  for (int i = 0; i < kPages / 32; ++i)
+    if (row < a.n_seqs && i * 32 + lane < a.table_stride) pages[i] = a.block_table[guess * a.table_stride + i * 32 + lane];
   const RowContext context = find_row(a, row, found);
-  const int n_blocks = (context.n_keys + kKeys - 1) / kKeys, share = (n_blocks + a.n_splits - 1) / a.n_splits;
-  const int first = split * share, last = min(first + share, n_blocks);
+  const int share = ceil_div(ceil_div(context.n_keys, a.n_splits), 8) * 8, first_key = split * share,
+            n_keys = min(share, context.n_keys - first_key), n_old = context.n_old - first_key;  // of this part
   const MlaOutput to(a, row, split);
-  if (first >= last) {
+  if (n_keys <= 0) {
     pdl_wait();
     return to.nothing(a, head0, kHeads);
   }
+  const int n_blocks = ceil_div(n_keys, kKeys), at_once = n_blocks <= kStages ? n_blocks : 1;  // blocks of keys in a turn
 
-  // Rows of the cache come by bulk copies, 8 rows per warp, which leave the load units to the operands; sm_80 has cp.async, 4 threads a
-  // row.
   const int* table = a.block_table + context.seq * a.table_stride;
-  const int block_tokens = a.layout.block_tokens;
-  const auto slot_of = [&](int key) {
-    return key < context.n_keys ? static_cast<int64_t>(table[key / block_tokens]) * block_tokens + key % block_tokens : int64_t{-1};
+  const int log_tokens = __ffs(a.layout.block_tokens) - 1;
+  const auto slot_of = [&](int key) {  // the whole warp calls
+    const int at = first_key + key, page = at >> log_tokens;
+    int entry = __shfl_sync(~0u, pages[0], page & 31);
+    const int further = __shfl_sync(~0u, pages[1], page & 31);
+    if (page >= 32) entry = further;
+    if (key >= n_keys) return int64_t{-1};
+    if (context.seq != guess || page >= kPages) entry = table[page];
+    return (static_cast<int64_t>(entry) << log_tokens) + (at & (a.layout.block_tokens - 1));
   };
-#if __CUDA_ARCH__ >= 900
-  __shared__ uint64_t full[2];
-  if (thread == 0) {
-    barrier_init(&full[0], 1);
-    barrier_init(&full[1], 1);
-    fence_async_proxy();
-  }
-  __syncthreads();
-  const int my_key = warp * 8 + (lane & 7);
-  int64_t next_slot = slot_of(first * kKeys + my_key);
-  const auto copy_row = [&](int block, int64_t slot) {
-    const int stage = (block - first) & 1;
-    bulk_copy(stages + (stage * kKeys + my_key) * kPitch, static_cast<const bf16*>(a.k) + slot * kK, kK * 2, &full[stage]);
+  // A warp copies some pieces of each block of keys, by a lane each.
+  constexpr int kCopies = kKeys / kRows / (kThreads / 32);
+  const int my_piece = warp * kCopies + lane, my_key = my_piece * kRows;
+  const auto copy_rows = [&](int block, int64_t slot, int from, int to) {
+    if (from < to)
+      bulk_copy(stages + (block & 1) * kStage + my_piece * kPiece + from * kK, static_cast<const bf16*>(a.k) + (slot + from) * kK,
+                static_cast<uint32_t>(to - from) * (kK * 2), &full[block & 1]);
   };
+  int64_t next_slot = slot_of(my_key);
   // Of the rows of a block those among the first `n`.
   const auto copy = [&](int block, int n) {
-    if (block >= last) return;
-    const int stage = (block - first) & 1;
-    bf16* stage_rows = stages + stage * (kKeys * kPitch);
-    if (thread == 0) barrier_expect(&full[stage], static_cast<uint32_t>(min(kKeys, context.n_keys - block * kKeys)) * (kK * 2));
-    if (lane < 8 && next_slot >= 0 && block * kKeys + my_key < n) copy_row(block, next_slot);
-    for (int r = 0; r < 8; ++r)  // rows past the context: zeros, as what lay there may be no numbers
-      if (block * kKeys + warp * 8 + r >= context.n_keys)
-        for (int u = lane; u < kK / 8; u += 32)
-          *reinterpret_cast<uint4*>(stage_rows + (warp * 8 + r) * kPitch + u * 8) = make_uint4(0, 0, 0, 0);
-    next_slot = slot_of((block + 1) * kKeys + my_key);
+    if (block >= n_blocks) return;
+    const int there = min(kKeys, n_keys - block * kKeys), key = block * kKeys + my_key;
+    if (thread == 0) barrier_expect(&full[block & 1], static_cast<uint32_t>(there) * (kK * 2));
+    if (next_slot >= 0 && lane < kCopies) copy_rows(block, next_slot, 0, min(min(n, n_keys) - key, kRows));
+    for (int r = there + warp; r < ceil_div(there, kGroup) * kGroup; r += kThreads / 32)  // zeros: what lay there may be no numbers
+      for (int u = lane; u < kK / 8; u += 32)
+        *reinterpret_cast<uint4*>(stages + (block & 1) * kStage + row_at(r) + u * 8) = make_uint4(0, 0, 0, 0);
+    next_slot = slot_of(key + kKeys);
   };
   // The others.
   const auto copy_new = [&](int block, int n) {
     const int key = block * kKeys + my_key;
-    if (block < last && lane < 8 && key >= n && key < context.n_keys) copy_row(block, slot_of(key));
+    if (block >= n_blocks) return;
+    const int64_t slot = slot_of(key);
+    if (lane < kCopies && slot >= 0) copy_rows(block, slot, max(n - key, 0), min(n_keys - key, kRows));
   };
-  const auto arrived = [&](int block) { barrier_wait(&full[(block - first) & 1], ((block - first) >> 1) & 1); };
-#else
-  const auto copy = [&](int block, int) {
-    if (block < last) {
-      const int r = thread >> 2;
-      const int64_t slot = slot_of(block * kKeys + r);
-      const bf16* from = static_cast<const bf16*>(a.k) + (slot < 0 ? 0 : slot) * kK + (thread & 3) * 8;
-      bf16* stage_rows = stages + ((block - first) & 1) * (kKeys * kPitch) + r * kPitch + (thread & 3) * 8;
-#pragma unroll
-      for (int i = 0; i < kK / 32; ++i) cp_async16(stage_rows + i * 32, from + i * 32, slot >= 0);
-    }
-    cp_async_commit();
-  };
-  const auto arrived = [&](int) {
-    cp_async_wait<1>();
-    __syncthreads();
-  };
-#endif
+  const auto arrived = [&](int block) { barrier_wait(&full[block & 1], (block >> 1) & 1); };
   // Rows that earlier steps wrote need not wait for the kernels before this one.
-#if __CUDA_ARCH__ >= 900
-  copy(first, context.n_old), copy(first + 1, context.n_old);
+  copy(0, n_old), copy(1, n_old);
   pdl_wait();
-  copy_new(first, context.n_old), copy_new(first + 1, context.n_old);
-#endif
+  copy_new(0, n_old), copy_new(1, n_old);
   const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.stride + head0 * kK;
   for (int i = thread; i < kHeads * (kK / 8); i += kThreads) {
     const int h = i / (kK / 8), u = i % (kK / 8);
     cp_async16(query + h * kPitch + u * 8, q + (head0 + h < a.heads ? h : 0) * kK + u * 8, head0 + h < a.heads);
   }
   cp_async_commit();
-#if __CUDA_ARCH__ < 900
-  copy(first, context.n_keys), copy(first + 1, context.n_keys);
-#endif
   cp_async_wait<0>();
   __syncthreads();
-  // Two thirds of the query stay in registers, the rest is read again for each block.
-  constexpr int kHeld = 24;  // steps of 16
-  const bf16* q_at = query + (lane & 15) * kPitch + (lane >> 4) * 8;
-  uint32_t held[kHeld][4];
+  const int quarter = warp >> 1, half = warp & 1, quarter_at = quarter * kSteps * 16;
+  uint32_t held[kSteps][4];  // the query's columns of this quarter
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) ldmatrix4(held[k], q_at + k * 16);
+  for (int k = 0; k < kSteps; ++k) ldmatrix4(held[k], query + (lane & 15) * kPitch + (lane >> 4) * 8 + quarter_at + k * 16);
 
-  const float scale = a.scale * 1.44269504f;  // scores in powers of two
-  float acc[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-  for (int block = first; block < last; ++block) {
-    const bf16* keys = stages + ((block - first) & 1) * (kKeys * kPitch);
-    arrived(block);
-    // Scores of 16 heads x 8 keys, in two chains so that the mma latency overlaps.
-    float s[2][4] = {};
-    const bf16* k_at = keys + (warp * 8 + (lane & 7)) * kPitch + (lane >> 3) * 8;
-    constexpr int kAhead = kOne ? 6 : 1;  // pairs of steps
+  const float scale = a.scale * kLog2E;                                   // scores in powers of two
+  const int my_head = 2 * warp + (lane >> 4), my_four = 4 * (lane & 15);  // of the softmax
+  float acc[8][4] = {}, largest = -INFINITY, sum = 0.0f;
+  for (int block = 0; block < n_blocks; block += at_once) {
+    const bf16* rows = stages + (block & 1) * kStage;
+    const int n = min(n_keys - block * kKeys, at_once * kKeys),  // keys of this turn
+        n_tiles = ceil_div(n, kGroup) * (kGroup / 8);
+    // Every other 8 keys of a block, in four chains so that the mma latency overlaps.
+    for (int i = 0; i < at_once; ++i) {
+      arrived(block + i);
+      if (i * 8 + half >= n_tiles) break;
+      float s[4][4] = {};
+      const bf16* k_at = rows + tile_at(i * 8 + half + (lane >> 4) * 2) + (lane & 7) * kPiece + (lane >> 3 & 1) * 8 + quarter_at;
 #pragma unroll
-    for (int k0 = 0; k0 < kK / 16; k0 += 2 * kAhead) {
-      uint32_t kb[kAhead][4];
+      for (int k = 0; k < kSteps; ++k) {
+        uint32_t b[2][4];
+        ldmatrix4(b[0], k_at + k * 16);
+        ldmatrix4(b[1], k_at + tile_at(4) + k * 16);
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) ldmatrix4(kb[j], k_at + (k0 + 2 * j) * 16);
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const int k = k0 + 2 * j;
-        if (k < kHeld) {
-          mma_bf16(s[0], held[k], kb[j][0], kb[j][1]);
-          mma_bf16(s[1], held[k + 1], kb[j][2], kb[j][3]);
-        } else {
-          uint32_t qa[2][4];
-          ldmatrix4(qa[0], q_at + k * 16);
-          ldmatrix4(qa[1], q_at + k * 16 + 16);
-          mma_bf16(s[0], qa[0], kb[j][0], kb[j][1]);
-          mma_bf16(s[1], qa[1], kb[j][2], kb[j][3]);
-        }
+        for (int t = 0; t < 4; ++t) mma_bf16(s[t], held[k], b[t >> 1][2 * (t & 1)], b[t >> 1][2 * (t & 1) + 1]);
       }
-    }
+      float* s_at = scores + (quarter * kHeads + g) * kScorePitch + i * kKeys + half * 8 + 2 * c;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int key = block * kKeys + warp * 8 + 2 * c;
-      float2 v = make_float2((s[0][2 * h] + s[1][2 * h]) * scale, (s[0][2 * h + 1] + s[1][2 * h + 1]) * scale);
-      if (key >= context.n_keys) v.x = -INFINITY;
-      if (key + 1 >= context.n_keys) v.y = -INFINITY;
-      *reinterpret_cast<float2*>(scores + (g + 8 * h) * kScorePitch + warp * 8 + 2 * c) = v;
+      for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          *reinterpret_cast<float2*>(s_at + 8 * h * kScorePitch + t * 16) = make_float2(s[t][2 * h], s[t][2 * h + 1]);
     }
     __syncthreads();
 
-    // Every warp: the weights of all 64 keys as A operands of 4 steps of 16.
-    float p[2][16], peak[2] = {-INFINITY, -INFINITY};
+    float p[kStages][4], peak = largest;
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int i = 0; i < kStages; ++i) {
+      if (i >= at_once) break;
+      float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 v = *reinterpret_cast<const float2*>(scores + (g + 8 * h) * kScorePitch + j * 8 + 2 * c);
-        p[h][2 * j] = v.x, p[h][2 * j + 1] = v.y;
-        peak[h] = fmaxf(peak[h], fmaxf(v.x, v.y));
+      for (int part = 0; part < kQuarters; ++part) {
+        const float4 u = *reinterpret_cast<const float4*>(scores + (part * kHeads + my_head) * kScorePitch + i * kKeys + my_four);
+        v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
       }
-    float keep[2];
+      p[i][0] = v.x, p[i][1] = v.y, p[i][2] = v.z, p[i][3] = v.w;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 1));
-      peak[h] = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 2));
-      peak[h] = fmaxf(peak[h], largest[h]);
-      keep[h] = exp2f(largest[h] - peak[h]);
-      largest[h] = peak[h];
-      float add = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) add += p[h][j] = exp2f(p[h][j] - peak[h]);
-      sum[h] = sum[h] * keep[h] + add;
-    }
-    if (keep[0] != 1.0f || keep[1] != 1.0f) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n) acc[n][0] *= keep[0], acc[n][1] *= keep[0], acc[n][2] *= keep[1], acc[n][3] *= keep[1];
-    }
-    const bf16* v_at = keys + (lane & 15) * kPitch + warp * 64 + (lane >> 4) * 8;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t pa[4] = {pack_bf16(p[0][4 * j], p[0][4 * j + 1]), pack_bf16(p[1][4 * j], p[1][4 * j + 1]),
-                              pack_bf16(p[0][4 * j + 2], p[0][4 * j + 3]), pack_bf16(p[1][4 * j + 2], p[1][4 * j + 3])};
-#pragma unroll
-      for (int n = 0; n < 8; n += 2) {
-        uint32_t vb[4];
-        ldmatrix4_transposed(vb, v_at + j * 16 * kPitch + n * 8);
-        mma_bf16(acc[n], pa, vb[0], vb[1]);
-        mma_bf16(acc[n + 1], pa, vb[2], vb[3]);
+      for (int j = 0; j < 4; ++j) {
+        p[i][j] = row_of(i * kKeys + my_four + j) < n ? p[i][j] * scale : -INFINITY;
+        peak = fmaxf(peak, p[i][j]);
       }
     }
+#pragma unroll
+    for (int m = 8; m > 0; m >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, m));
+    const float keep = exp2f(largest - peak);
+    largest = peak;
+    sum *= keep;
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      if (i >= at_once) break;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum += p[i][j] = exp2f(p[i][j] - peak);
+      *reinterpret_cast<uint2*>(weights + my_head * kWeightPitch + i * kKeys + my_four) =
+          make_uint2(pack_bf16(p[i][0], p[i][1]), pack_bf16(p[i][2], p[i][3]));
+    }
+    if (block + at_once >= n_blocks)
+#pragma unroll
+      for (int m = 8; m > 0; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
+    if ((lane & 15) == 0) keeps[my_head] = keep, sums[my_head] = sum;
     __syncthreads();
-    copy(block + 2, context.n_keys);
+
+    const float of_head[2] = {keeps[g], keeps[g + 8]};
+    if (block > 0 && (of_head[0] != 1.0f || of_head[1] != 1.0f)) {
+#pragma unroll
+      for (int n8 = 0; n8 < 8; ++n8)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n8][i] *= of_head[i >> 1];
+    }
+    // 16 keys at a time, the next ones' operands asked for before these are used.
+    const bf16 *v_at = rows + tile_at(lane >> 3 & 1) + (lane & 7) * kPiece + warp * 64 + (lane >> 4) * 8,
+               *w_at = weights + (lane & 15) * kWeightPitch + (lane >> 4) * 8;
+    uint32_t w[2][4], v[2][4][4];
+    const auto load = [&](int set, int j) {
+      ldmatrix4(w[set], w_at + j * 16);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) ldmatrix4_transposed(v[set][t], v_at + tile_at(2 * j) + t * 16);
+    };
+    const int n_sixteens = n_tiles / 2;
+    load(0, 0);
+    for (int base = 0; base < n_sixteens; base += 2)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (base + j >= n_sixteens) break;
+        if (base + j + 1 < n_sixteens) load(j ^ 1, base + j + 1);
+#pragma unroll
+        for (int t = 0; t < 8; ++t) mma_bf16(acc[t], w[j], v[j][t >> 1][2 * (t & 1)], v[j][t >> 1][2 * (t & 1) + 1]);
+      }
+    if (block + at_once < n_blocks) {
+      __syncthreads();
+      copy(block + 2, n_keys);
+    }
   }
 
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
     const int head = head0 + g + 8 * h, col = head * kV + warp * 64;
     const bool there = head < a.heads;
-    const float factor = 1.0f / sum[h];
+    const float factor = 1.0f / sums[g + 8 * h];
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       const float2 u = make_float2(acc[n][2 * h] * factor, acc[n][2 * h + 1] * factor),
@@ -211,29 +227,31 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
         if (!there) continue;
         *reinterpret_cast<uint32_t*>(to.out + col + n * 8 + 2 * c) = pack_bf16(u.x, u.y);
         *reinterpret_cast<uint32_t*>(to.out + col + n * 8 + 8 + 2 * c) = pack_bf16(v.x, v.y);
-      } else if (kOne) {  // neighbours exchange, so that a lane has four numbers in a row
+      } else if (a.half_parts) {
+        const bool odd = (c & 1) != 0;
+        const uint32_t x = pack_bf16(u.x, u.y), y = pack_bf16(v.x, v.y), other = __shfl_xor_sync(~0u, odd ? x : y, 1);
+        bf16* part = reinterpret_cast<bf16*>(a.partial) + (to.part - a.partial) + col + (odd ? n + 1 : n) * 8 + (c >> 1) * 4;
+        if (there) *reinterpret_cast<uint2*>(part) = odd ? make_uint2(other, y) : make_uint2(x, other);
+      } else {  // neighbours exchange, so that a lane has four numbers in a row
         const bool odd = (c & 1) != 0;
         const float x = __shfl_xor_sync(~0u, odd ? u.x : v.x, 1), y = __shfl_xor_sync(~0u, odd ? u.y : v.y, 1);
         const float4 four = odd ? make_float4(x, y, v.x, v.y) : make_float4(u.x, u.y, x, y);
         if (there) *reinterpret_cast<float4*>(to.part + col + (odd ? n + 1 : n) * 8 + (c >> 1) * 4) = four;
-      } else if (there) {
-        *reinterpret_cast<float2*>(to.part + col + n * 8 + 2 * c) = u;
-        *reinterpret_cast<float2*>(to.part + col + n * 8 + 8 + 2 * c) = v;
       }
     }
-    if (there && a.n_splits > 1 && warp == 0 && c == 0) to.part_lse[head] = largest[h] + log2f(sum[h]);
   }
+  if (a.n_splits > 1 && (lane & 15) == 0 && head0 + my_head < a.heads) to.part_lse[head0 + my_head] = largest + log2f(sum);
+#endif
 }
 
 }  // namespace
 
 cudaError_t launch_mla_rows16(const AttendArgs& a, cudaStream_t stream) {
-  const auto raise = [](auto* kernel) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes); };
-  static const cudaError_t raised[2] = {raise(mla_decode_kernel<false>), raise(mla_decode_kernel<true>)};
-  for (const cudaError_t error : raised)
-    if (error != cudaSuccess) return error;
+  static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (raised != cudaSuccess) return raised;
+  if (a.n_rows == 1) return launch_mla_one(a, stream);
   const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
-  return launch(a.n_rows == 1 ? mla_decode_kernel<true> : mla_decode_kernel<false>, grid, kThreads, kSharedBytes, stream, a);
+  return launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
 }
 
 }  // namespace cachalot::cuda

@@ -4,6 +4,7 @@
 
 #include <cooperative_groups.h>
 
+#include <type_traits>
 #include <utility>
 
 #include "cuda/gemm_stream.cuh"
@@ -177,7 +178,7 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
 // 16 outputs.
 constexpr int kUvCols = kMlaV / kParts;
 static_assert(kUvCols == kRecordCols && kUvRows == 16 && kWarps == kParts);
-template <int kColTiles>
+template <int kColTiles, bool kHalf>
 __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_constant__ AttendArgs a, const bf16* uv, bf16* context,
                                                               int64_t stride) {
 #if __CUDA_ARCH__ >= 900
@@ -195,16 +196,20 @@ __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_const
   pdl_wait();
   const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads;
   const float* all_lse = a.partial + a.n_splits * step * kMlaV;
-  const int own = lane & 15;  // half a warp per row: the lane's parts are own, own + 16, ...; its numbers 4 own, ...
-  for (int base = 2 * warp; base < a.n_rows; base += 2 * kWarps) {
-    const int row = base + (lane >> 4), there = min(row, a.n_rows - 1);
+  // Half a warp per row: the lane's numbers are 4 own, ..., and it knows the weights of parts own, own + 16, ... Up to 8 rows the other
+  // half takes every second part.
+  constexpr int kHalfWarps = kColTiles == 1 ? 2 : 1, kEach = kInFlight / kHalfWarps;
+  const int own = lane & 15, other = lane >> 4;
+  for (int base = 2 / kHalfWarps * warp; base < a.n_rows; base += 2 / kHalfWarps * kWarps) {
+    const int row = kHalfWarps == 1 ? base + other : base, there = min(row, a.n_rows - 1), part0 = kHalfWarps == 1 ? 0 : other;
     const int64_t at = static_cast<int64_t>(there) * a.heads + head;
-    const float* from = a.partial + at * kMlaV + part * kUvCols + 4 * own;
-    float4 v[kInFlight];
+    using Four = std::conditional_t<kHalf, uint2, float4>;
+    const Four* from = reinterpret_cast<const Four*>(a.partial) + (at * kMlaV + part * kUvCols) / 4 + own;
+    Four v[kEach];
     const auto load = [&](int first) {
 #pragma unroll
-      for (int s = 0; s < kInFlight; ++s)
-        if (first + s < a.n_splits) v[s] = __ldcg(reinterpret_cast<const float4*>(from + (first + s) * step * kMlaV));
+      for (int i = 0; i < kEach; ++i)
+        if (const int s = first + part0 + kHalfWarps * i; s < a.n_splits) v[i] = __ldcg(from + s * step * (kMlaV / 4));
     };
     load(0);
     float weight[kLoads], largest = -INFINITY, total = 0.0f;
@@ -223,23 +228,36 @@ __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_const
     }
 #pragma unroll
     for (int m = 8; m > 0; m >>= 1) total += __shfl_xor_sync(~0u, total, m);
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float sum[4] = {};
+#pragma unroll 1
+    for (int first = 0; first < a.n_splits; first += kInFlight) {
+      if (first > 0) load(first);
+      float of_these = weight[0];
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      if (j * kInFlight >= a.n_splits) break;
-      if (j > 0) load(j * kInFlight);
+      for (int j = 1; j < kLoads; ++j)
+        if (first == j * kInFlight) of_these = weight[j];
 #pragma unroll
-      for (int s = 0; s < kInFlight; ++s) {
-        const float share = __shfl_sync(~0u, weight[j], (lane & 16) | s);
-        if (share == 0.0f) continue;  // such a part has written nothing
-        sum.x = fmaf(share, v[s].x, sum.x), sum.y = fmaf(share, v[s].y, sum.y);
-        sum.z = fmaf(share, v[s].z, sum.z), sum.w = fmaf(share, v[s].w, sum.w);
+      for (int i = 0; i < kEach; ++i) {
+        const float share = __shfl_sync(~0u, of_these, (lane & 16) | (part0 + kHalfWarps * i));
+        float of[4];
+        if constexpr (kHalf) {
+          of[0] = __uint_as_float(v[i].x << 16), of[1] = __uint_as_float(v[i].x & 0xffff0000u);
+          of[2] = __uint_as_float(v[i].y << 16), of[3] = __uint_as_float(v[i].y & 0xffff0000u);
+        } else {
+          of[0] = v[i].x, of[1] = v[i].y, of[2] = v[i].z, of[3] = v[i].w;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum[k] = fmaf(share, share != 0.0f ? of[k] : 0.0f, sum[k]);  // otherwise nothing has been written
       }
     }
     const float factor = total > 0.0f ? 1.0f / total : 0.0f;
-    if (row < a.n_rows)
-      *reinterpret_cast<uint2*>(&sums[row][4 * own]) =
-          make_uint2(pack_bf16(sum.x * factor, sum.y * factor), pack_bf16(sum.z * factor, sum.w * factor));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (kHalfWarps == 2) sum[k] += __shfl_xor_sync(~0u, sum[k], 16);
+      sum[k] *= factor;
+    }
+    if (row < a.n_rows && part0 == 0)
+      *reinterpret_cast<uint2*>(&sums[row][4 * own]) = make_uint2(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]));
   }
   __syncthreads();
   float acc[1][kColTiles][4] = {};
@@ -298,9 +316,9 @@ cudaError_t launch_mla_few(const MlaFewArgs& a, MlaKernel kernel, cudaStream_t s
     });
     if (error == cudaSuccess) error = launch_mla_parts(a.attend, kernel, stream);
     if (error != cudaSuccess) return error;
-    return rows == 1 ? launch(combine_uv_one_kernel, dim3(blocks), kThreads, 0, stream, a.attend, uv, context)
-                     : launch_clusters(combine_uv_kernel<col_tiles.value>, kParts, dim3(blocks), kThreads, 0, stream, a.attend, uv, context,
-                                       a.context.stride);
+    if (rows == 1) return launch(combine_uv_one_kernel, dim3(blocks), kThreads, 0, stream, a.attend, uv, context);
+    return launch_clusters(a.attend.half_parts ? combine_uv_kernel<col_tiles.value, true> : combine_uv_kernel<col_tiles.value, false>,
+                           kParts, dim3(blocks), kThreads, 0, stream, a.attend, uv, context, a.context.stride);
   });
 }
 

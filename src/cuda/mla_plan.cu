@@ -1,4 +1,6 @@
 // Absorbed MLA: which kernel, and into how many parts the context is cut. The sum over the parts of any attention.
+#include <algorithm>
+
 #include "cuda/mla_decode.cuh"
 
 namespace cachalot::cuda {
@@ -51,18 +53,21 @@ MlaKernel mla_decode_kernel_for(const AttendArgs& a, bool hopper) {
     return MlaKernel::none;
   // Turning codes into tiles costs a block of 64 heads more than it saves, until there is work for several.
   if (l.format == KvFormat::fp8) return !hopper ? MlaKernel::none : a.heads >= 64 && a.n_rows >= 4 ? MlaKernel::heads64 : MlaKernel::fp8;
-  if (l.format != KvFormat::bf16) return MlaKernel::none;
-  return hopper && a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::rows16;
+  if (l.format != KvFormat::bf16 || !hopper) return MlaKernel::none;
+  return a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::rows16;
 }
 
-// The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part, and what combining costs.
+// The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part, and what combining costs. The kernel
+// for several rows of 16 heads in bf16 cuts its parts by single keys, and the sums over its parts ask for 16 of them at a time; measured.
 int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv) {
   const int groups = n_rows * ceil_div(heads, block_heads(kernel)), blocks = ceil_div(max_kv > 0 ? max_kv : 1, block_keys(kernel));
   int best = 1;
   double best_cost = 1e30;
   for (int s = 1; s <= kMaxSplits && s <= blocks; ++s) {
-    const double combining = s == 1 ? 0.0 : 1.0 + 0.02 * s;
-    const double cost = ceil_div(groups * s, 132) * (ceil_div(blocks, s) + 1.5) + combining;
+    const bool fine = kernel == MlaKernel::rows16 && n_rows > 1;
+    const double combining = s == 1 ? 0.0 : fine ? 1.0 + 0.64 * ceil_div(s, 16) : 1.0 + 0.02 * s;
+    const double share = fine ? std::max(1.0, static_cast<double>(max_kv) / (64 * s)) : ceil_div(blocks, s);
+    const double cost = ceil_div(groups * s, 132) * (share + 1.5) + combining;
     if (cost < best_cost) best_cost = cost, best = s;
   }
   return best;

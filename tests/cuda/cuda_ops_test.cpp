@@ -183,7 +183,7 @@ std::vector<OpCase> large_cases() {
     l.format = format;
     std::vector<SequenceShape> many;
     for (int i = 0; i < 70; ++i) many.push_back({1, 1 + 37 * i % 331});
-    cases.push_back(attend_case({.label = "mla many", .heads = 128, .layout = l, .sequences = many}));
+    for (const int heads : {16, 128}) cases.push_back(attend_case({.label = "mla many", .heads = heads, .layout = l, .sequences = many}));
   }
   cases.push_back(attend_expanded_case({.label = "flash", .heads = 16, .layout = mla, .sequences = {{150, 150}, {20, 200}, {3, 40}}}, dims,
                                        Format::bf16));
