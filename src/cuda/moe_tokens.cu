@@ -57,6 +57,7 @@ struct Lists {
   Posted task[kTaskSlots];  // the n-th task of the block at n % kTaskSlots
   uint64_t x_there, task_there[kTaskSlots], task_done[kTaskSlots], inner_there[kInnerSlots], inner_done[kInnerSlots], sums_there, sums_done;
 };
+static_assert(sizeof(Lists) <= kStatic + 1024);
 
 struct Numbers {  // of tasks
   int shared_lists, lists, gate_shared, gate_each, down_each;
@@ -435,7 +436,6 @@ int shared_bytes_for(const MoeTokensArgs& a) {
 }  // namespace
 
 bool moe_tokens_supports(const MoeTokensArgs& a) {
-  static_assert(sizeof(Lists) <= kStatic + 1024);
   if (a.n_tokens > kMostTokens || a.n_tokens * a.top_k > kMostTokenPairs) return false;
   const auto suits = [&](const Segment& s, int rows) {
     return s.tile == Tile::q4g128 && s.in == s.cols && s.cols % kWholeGroup == 0 && s.out % rows == 0;
