@@ -110,9 +110,10 @@ bool CudaOps::mla_few(const MlaAbsorbed& a, View context) {
   args.prologue = prologue_args(p);
   args.attend = attend_args({p.kv, p.batch, a.rows, a.scale}, absorbed, absorbed);
   args.context = mat_of(context);
+  args.attend.through_l1 = 2 * dense_bytes_ > packed_bytes_;
   const MlaKernel kernel = mla_decode_kernel_for(args.attend, hopper_);
   args.attend.n_splits = kernel == MlaKernel::none ? 1 : mla_decode_splits(kernel, n, d.n_heads, p.batch->max_kv);
-  args.attend.half_parts = kernel == MlaKernel::rows16 && n > 1;
+  args.attend.half_parts = kernel == MlaKernel::rows16;
   const bool can = mla_few_supports(args);
   if (can) {
     args.attend.partial = static_cast<float*>(temp(DType::f32, args.attend.n_splits * n, d.n_heads * (d.kv_rank + 1)).data);

@@ -249,7 +249,6 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
 cudaError_t launch_mla_rows16(const AttendArgs& a, cudaStream_t stream) {
   static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (raised != cudaSuccess) return raised;
-  if (a.n_rows == 1) return launch_mla_one(a, stream);
   const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
   return launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
 }

@@ -63,7 +63,7 @@ struct MlaOutput {
 // Attention itself, without the sum over its parts.
 cudaError_t launch_mla_parts(const AttendArgs& args, MlaKernel kernel, cudaStream_t stream);
 cudaError_t launch_mla_rows16(const AttendArgs& args, cudaStream_t stream);
-cudaError_t launch_mla_one(const AttendArgs& args, cudaStream_t stream);  // the same for one row; its parts are f32
+cudaError_t launch_mla_one(const AttendArgs& args, cudaStream_t stream);  // row16; its parts are f32
 cudaError_t launch_mla_fp8(const AttendArgs& args, cudaStream_t stream);
 cudaError_t launch_mla_heads64(const AttendArgs& args, cudaStream_t stream);
 

@@ -1,7 +1,9 @@
 // As mla_decode.cu for one query row, whose context is in few blocks, which then wait for what they have asked for and no longer for
 // memory. 8 warps score 8 keys each with most of the query in registers, several keys' operands asked for at once, then each weighs 64 of
 // the 512 value columns, all repeating the cheap softmax of 16 x 64. With mla_decode.cu instead a step of one row takes as long where the
-// experts' codes have 4 bits, and 5 us a layer longer where they are bf16.
+// experts' codes have 4 bits, and 5 us a layer longer where they are bf16; of eight rows in bf16 60 us a layer longer, so that few rows of
+// such models come here, too. Its 170 kB of shared memory instead of 207 leave
+// more of L1, through which bf16 experts are streamed; that this is the reason was not measured by itself.
 #include "cuda/mla_decode.cuh"
 
 namespace cachalot::cuda {
@@ -202,7 +204,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_one_kernel(const __grid_const
 cudaError_t launch_mla_one(const AttendArgs& a, cudaStream_t stream) {
   static const cudaError_t raised = cudaFuncSetAttribute(mla_one_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (raised != cudaSuccess) return raised;
-  const dim3 grid(1, static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
+  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
   return launch(mla_one_kernel, grid, kThreads, kSharedBytes, stream, a);
 }
 
