@@ -77,7 +77,7 @@ __global__ __launch_bounds__(kThreads) void moe_prologue_kernel(const __grid_con
   }
   if (rank == 0) {
     const float all[2] = {logits[lane], logits[lane + 32]};
-    // Where the normed row was: with 2 kB more than that moe_one.cu's blocks would find no room beside.
+    // Where the normed row was: the less shared memory, the sooner other kernels' blocks have room beside.
     choose_by_place(a.route, t, all, bias, *reinterpret_cast<ChoiceShared*>(normed));
   }
 #endif
