@@ -9,15 +9,17 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kThreads = 256;
+[[maybe_unused]] constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kThreads = 256;
 constexpr int kStages = 2, kMostKeys = kStages * kKeys;  // of a turn
 constexpr int kQuarters = 4, kSteps = kK / 16 / kQuarters;
 // A multiprocessor begins a copy in 88 clocks, so one takes four rows. These pieces lie 16 bytes more than their length apart, and the 8
 // keys of an mma tile are the rows of the same place in 8 pieces, so that they are in different banks. What the tiles call key 8 t + i:
 constexpr int kRows = 4, kPiece = kRows * kK + 8, kGroup = 8 * kRows;
-__device__ constexpr int tile_at(int t) { return t / kRows * 8 * kPiece + t % kRows * kK; }  // in elements; its keys are kPiece apart
-__device__ constexpr int row_at(int row) { return row / kRows * kPiece + row % kRows * kK; }
-__device__ constexpr int row_of(int key) { return key / kGroup * kGroup + key % 8 * kRows + key / 8 % kRows; }
+[[maybe_unused]] __device__ constexpr int tile_at(int t) {
+  return t / kRows * 8 * kPiece + t % kRows * kK;
+}  // in elements; its keys are kPiece apart
+[[maybe_unused]] __device__ constexpr int row_at(int row) { return row / kRows * kPiece + row % kRows * kK; }
+[[maybe_unused]] __device__ constexpr int row_of(int key) { return key / kGroup * kGroup + key % 8 * kRows + key / 8 % kRows; }
 
 constexpr int kStage = kKeys / kRows * kPiece;  // elements
 constexpr int kScorePitch = kMostKeys + 8, kWeightPitch = kMostKeys + 8;

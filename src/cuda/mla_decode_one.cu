@@ -9,7 +9,7 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
+[[maybe_unused]] constexpr int kHeads = 16, kKeys = 64, kK = kMlaK, kV = kMlaV, kPitch = kK + 8, kScorePitch = 72, kThreads = 256;
 constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kKeys * kPitch * 2, kScoreBytes = kHeads * kScorePitch * 4;
 constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kScoreBytes;
 

@@ -97,7 +97,7 @@ constexpr int kNormEach = 16 / static_cast<int>(sizeof(In));  // columns of a th
 template <typename In, int kBlocks>
 __global__ __launch_bounds__(kMostNormThreads) void combine_norm_kernel(const __grid_constant__ CombineArgs a) {
   constexpr int kEach = kNormEach<In>;
-  __shared__ float reduce[33], of_block[kBlocks];
+  [[maybe_unused]] __shared__ float reduce[33], of_block[kBlocks];
   pdl_trigger();
   const int t = static_cast<int>(blockIdx.x) / kBlocks, rank = static_cast<int>(blockIdx.x) % kBlocks,
             thread = static_cast<int>(threadIdx.x);

@@ -21,7 +21,7 @@ constexpr int kGroupBytes = 2 * kInfo.bytes;  // of a row tile
 constexpr int kStageGroups = 2, kRowTiles = 16, kSlotBytes = kStageGroups * kGroupBytes;
 constexpr int kWorkers = 256, kThreads = kWorkers + 128, kRowsThreads = 256, kMostBlockPairs = 512, kMostExperts = 1024,
               kMostPairs = 0x7fff;
-constexpr float kXScale = 0x1p80f, kXScale16 = 0x1p76f, kResult = 0x1p53f, kSumScale = 0x1p-53f;
+[[maybe_unused]] constexpr float kXScale = 0x1p80f, kXScale16 = 0x1p76f, kResult = 0x1p53f, kSumScale = 0x1p-53f;
 constexpr float kMostX = 0x1.fep47f;  // times 2^80 the largest bf16
 
 template <int kValue>
@@ -37,6 +37,7 @@ struct MidShape {
   static constexpr int kStages = (226 * 1024 - 1024 - kOutBytes) / kStageBytes;
   // Registers of a multiplying thread. Of few rows all threads have so few together that the launch before has room beside them.
   static constexpr int kRegisters = kN <= 32 ? 168 : 232, kLaunchThreads = kN <= 32 ? 512 : kThreads;
+  static_assert(kRegisters % 8 == 0);                                      // setmaxnreg
   static constexpr int kBytes = kStages * kStageBytes + kOutBytes + 1024;  // 1024: alignment
 };
 

@@ -15,11 +15,11 @@ namespace cachalot::cuda {
 namespace {
 
 constexpr int kWarps = 16, kFinishers = 2, kConsumers = kWarps * 32, kThreads = kConsumers + 32 + kFinishers * 32;
-constexpr int kSets = kListRows / 4, kSumPitch = 17;
+[[maybe_unused]] constexpr int kSets = kListRows / 4, kSumPitch = 17;
 constexpr int kGateRows = kWarps / 2 * kRecordRows, kDownRows = kWarps * kRecordRows;  // of a task
 constexpr int kDepth = 4;  // steps in a warp's ring; more leave the kernels before and after no room beside this one
-constexpr int kPrefetchBlocks = 64;
-constexpr int kWords = kMostTokenPairs / 32, kTaskSlots = 4, kInnerSlots = 2;
+[[maybe_unused]] constexpr int kPrefetchBlocks = 64;
+[[maybe_unused]] constexpr int kWords = kMostTokenPairs / 32, kTaskSlots = 4, kInnerSlots = 2;
 constexpr int kMaskBytes = kMostListedExperts * kWords * 4;
 constexpr int kSumBytes = kWarps * 2 * kListRows * kSumPitch * 4;  // of a task of the first product
 static_assert(kGateRows == kWholeGroup && kMostTokenPairs <= kConsumers && kMostTokenPairs % 32 == 0 && kMaskBytes <= kSumBytes);
