@@ -249,10 +249,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_kernel(const __grid_co
 }  // namespace
 
 cudaError_t launch_mla_rows16(const AttendArgs& a, cudaStream_t stream) {
-  static const cudaError_t raised = cudaFuncSetAttribute(mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (raised != cudaSuccess) return raised;
-  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
-  return launch(mla_decode_kernel, grid, kThreads, kSharedBytes, stream, a);
+  return launch_heads16<mla_decode_kernel>(a, kThreads, kSharedBytes, stream);
 }
 
 }  // namespace cachalot::cuda

@@ -60,6 +60,15 @@ struct MlaOutput {
   }
 };
 
+// A block per row, 16 heads and part of the context, with `shared` bytes of shared memory.
+template <auto kKernel>
+cudaError_t launch_heads16(const AttendArgs& a, int threads, int shared, cudaStream_t stream) {
+  static const cudaError_t raised = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (raised != cudaSuccess) return raised;
+  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, 16)), static_cast<unsigned>(a.n_splits));
+  return launch(kKernel, grid, threads, static_cast<size_t>(shared), stream, a);
+}
+
 // Attention itself, without the sum over its parts.
 cudaError_t launch_mla_parts(const AttendArgs& args, MlaKernel kernel, cudaStream_t stream);
 cudaError_t launch_mla_rows16(const AttendArgs& args, cudaStream_t stream);

@@ -287,10 +287,7 @@ __global__ __launch_bounds__(kThreads, 1) void mla_fp8_kernel(const __grid_const
 }  // namespace
 
 cudaError_t launch_mla_fp8(const AttendArgs& a, cudaStream_t stream) {
-  static const cudaError_t raised = cudaFuncSetAttribute(mla_fp8_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (raised != cudaSuccess) return raised;
-  const dim3 grid(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(ceil_div(a.heads, kHeads)), static_cast<unsigned>(a.n_splits));
-  return launch(mla_fp8_kernel, grid, kThreads, kSharedBytes, stream, a);
+  return launch_heads16<mla_fp8_kernel>(a, kThreads, kSharedBytes, stream);
 }
 
 }  // namespace cachalot::cuda

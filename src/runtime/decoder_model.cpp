@@ -67,10 +67,8 @@ class DecoderModel final : public StepModel {
   void draw(std::span<const SampleParams> params) override {
     // The runner sorts sequences by their form of attention, so logit rows come in another order than items.
     logit_rows_.clear();
-    for (size_t i = 0; i < items_.size(); ++i) {
-      const int n = items_[i].want == WantLogits::all ? items_[i].n_new : items_[i].want == WantLogits::last ? 1 : 0;
-      for (int r = 0; r < n; ++r) logit_rows_.push_back(result_.first_row[i] + r);
-    }
+    for (size_t i = 0; i < items_.size(); ++i)
+      for (int r = 0; r < items_[i].n_logits(); ++r) logit_rows_.push_back(result_.first_row[i] + r);
     CACHALOT_CHECK(logit_rows_.size() == params.size(), "{} logit rows, {} parameters", logit_rows_.size(), params.size());
     row_params_.resize(params.size());
     for (size_t at = 0; at < params.size(); ++at) row_params_[static_cast<size_t>(logit_rows_[at])] = params[at];

@@ -35,8 +35,6 @@ namespace {
 // expanded form of latent attention is merged from parts.
 constexpr int kTiledRows = 64, kLongContext = 16384;
 
-int logits_of(const StepItem& item) { return item.want == WantLogits::all ? item.n_new : item.want == WantLogits::last ? 1 : 0; }
-
 }  // namespace
 
 Runner::Runner(Ops& ops, const Decoder& decoder, KvCache& cache, const RunnerLimits& limits, MlaForm form, GraphUse graphs)
@@ -101,7 +99,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
     longest = std::max(longest, item.sequence->n_computed + item.n_new);
     if (shape.n_seqs > 0) continue;
     all_rows += item.n_new;
-    all_logits += logits_of(item);
+    all_logits += item.n_logits();
   }
   CACHALOT_CHECK(all_rows <= limits_.max_tokens && all_seqs <= limits_.max_seqs, "the step is larger than the runner's limits");
   CACHALOT_CHECK(all_logits <= limits_.max_logits, "more logit rows than the runner's limit of {}", limits_.max_logits);
@@ -127,7 +125,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
     host[at.kv_len + static_cast<size_t>(n_seqs)] = end;
     int* table = host + at.block_table + static_cast<size_t>(n_seqs) * static_cast<size_t>(table_cols);
     std::fill(std::copy(s.blocks.begin(), s.blocks.begin() + blocks_for(end), table), table + table_cols, -1);
-    const int n_wanted = logits_of(item);
+    const int n_wanted = item.n_logits();
     result.first_row[i] = n_wanted > 0 ? n_logits : -1;
     for (int p = begin; p < end; ++p, ++row) {
       host[at.tokens + static_cast<size_t>(row)] = item.drawn >= 0 ? -2 - item.drawn : s.tokens[static_cast<size_t>(p)];
@@ -239,7 +237,7 @@ StepResult Runner::step(std::span<const StepItem> items, View drawn) {
   lay_out(items, shape, true, result);
   upload(drawn);
   int n_logits = 0;
-  for (const StepItem& item : items) n_logits += logits_of(item);
+  for (const StepItem& item : items) n_logits += item.n_logits();
   result.logits = View::matrix(logits_.get(), DType::f32, n_logits, decoder_.config().vocab);
   run(shape);
   for (const StepItem& item : items) item.sequence->n_computed += item.n_new;

@@ -26,6 +26,8 @@ struct StepItem {
   int n_new = 0;  // tokens [n_computed, n_computed + n_new) are run; they must be there, and their blocks reserved
   WantLogits want = WantLogits::last;
   int drawn = -1;  // >= 0: the one token, not in the sequence yet, is the one that was drawn in this logit row of the step before
+
+  [[nodiscard]] int n_logits() const { return want == WantLogits::all ? n_new : want == WantLogits::last ? 1 : 0; }
 };
 
 struct StepResult {

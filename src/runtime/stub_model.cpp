@@ -35,7 +35,7 @@ class StubModel final : public StepModel {
     rows_.clear();
     for (const StepItem& item : items) {
       seconds += item.n_new == 1 ? options_.decode_row_seconds : item.n_new * options_.row_seconds;
-      const int first = item.want == WantLogits::all ? item.n_new : item.want == WantLogits::last ? 1 : 0;
+      const int first = item.n_logits();
       for (int left = first; left > 0; --left) rows_.push_back({item.sequence, item.sequence->n_computed + item.n_new - left});
       item.sequence->n_computed += item.n_new;
     }
