@@ -1,6 +1,7 @@
-// Whole runs on a GPU, through the runner with recorded graphs, on random models of a published shape.
-//   cuda_run_bench run SHAPE FORMAT BATCH IN OUT         SHAPE v2-lite, v2; FORMAT bf16, int4_planar, q4_k, fp8_block
-//   cuda_run_bench run FILE file BATCH IN OUT            a model's own weights, and its own routing, for comparison with other programs
+// Whole runs on a GPU on random models of a published shape.
+//   cuda_run_bench run SHAPE FORMAT BATCH IN OUT         through the engine, and step by step through the runner; SHAPE v2-lite, v2; FORMAT
+//                                                        bf16, int4_planar, q4_k, fp8_block
+//   cuda_run_bench run FILE file BATCH IN OUT            a model's own weights, for comparison with other programs
 //   cuda_run_bench engine SHAPE FORMAT IN OUT BATCH...   the engine's steps, enqueued ahead and one by one, beside the same without it
 //   cuda_run_bench sample                                what drawing tokens costs
 #include <algorithm>
@@ -27,8 +28,7 @@ using Clock = std::chrono::steady_clock;
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Loaded {
-  std::unique_ptr<Ops> own = make_cuda_ops(), uniform;
-  Ops* ops = own.get();  // what the model runs on: `uniform`, or `own` for a model whose routing is its own
+  std::unique_ptr<Ops> ops = make_cuda_ops();
   Config config;
   Decoder decoder;
 };
@@ -45,10 +45,6 @@ Loaded load(const std::string& shape, const std::string& format) {
   }
   m.config = read_config(*checkpoint);
   const auto start = Clock::now();
-  if (format != "file") {
-    m.uniform = make_uniform_routing(*m.own, m.config.vocab, m.config.router, m.config.n_layers);
-    m.ops = m.uniform.get();
-  }
   m.decoder = Decoder::load(*checkpoint, m.config, *m.ops, {.max_positions = 8192});
   std::printf("%s in %s: %.2f GB of weights, loaded in %.1f s\n", shape.c_str(), format.c_str(),
               static_cast<double>(m.decoder.weight_bytes()) * 1e-9, since(start));
@@ -62,6 +58,7 @@ struct RunResult {
   std::vector<double> steps;  // seconds of each later step, its sampling included
 };
 
+// Step by step: each waits for the tokens of the one before.
 RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_in, int n_out, const SampleParams& params) {
   std::vector<Sequence> sequences(static_cast<size_t>(batch));
   // Every token is drawn here: those that a random model samples repeat, and with them the experts.
@@ -107,6 +104,56 @@ RunResult run_once(Loaded& m, Runner& runner, KvCache& cache, int batch, int n_i
   return result;
 }
 
+// As the product runs: from submit() to the last token, each step started before the host has the tokens of the one before, and every token
+// drawn. With equal seeds requests would draw equal tokens, and their rows meet equal experts.
+RunResult run_engine(Engine& engine, int n_tokens, int batch, int n_in, int n_out, unsigned seed) {
+  std::vector<Request> requests(static_cast<size_t>(batch));
+  for (Request& r : requests) {
+    r = {.sampling = {.seed = seed}, .max_tokens = n_out, .ignore_eos = true};
+    for (int i = 0; i < n_in; ++i)
+      r.prompt.push_back(static_cast<int>(((seed = seed * 1664525u + 1013904223u) >> 8) % static_cast<unsigned>(n_tokens)));
+  }
+  std::mutex mutex;
+  std::condition_variable changed;
+  RunResult result;
+  std::string problem;
+  int started = 0, ended = 0;
+  Clock::time_point start, last;  // the latter of the first request
+  const auto on_token = [&](const TokenEvent& e, bool is_first_request, bool is_first_token) {
+    const std::lock_guard lock(mutex);
+    if (is_first_token && ++started == batch) result.first = since(start);
+    if (is_first_request) {
+      if (!is_first_token) result.steps.push_back(since(last));
+      last = Clock::now();
+    }
+    if (e.finish == FinishReason::none) return;
+    if (e.finish != FinishReason::length) problem = name_of(e.finish) + (" " + e.error);
+    if (++ended < batch) return;
+    result.total = since(start);
+    changed.notify_one();
+  };
+  // Submitted on the engine's thread, behind another request's token, so that one step reads as many prompts as it may.
+  engine.submit({.prompt = {0}, .max_tokens = 1, .ignore_eos = true}, [&](const TokenEvent& opening) {
+    if (opening.finish == FinishReason::none) return;
+    start = Clock::now();
+    for (size_t r = 0; r < requests.size(); ++r)
+      engine.submit(std::move(requests[r]), [&on_token, r, n = 0](const TokenEvent& e) mutable { on_token(e, r == 0, n++ == 0); });
+  });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return ended == batch; });
+  if (!problem.empty()) fail("batch {}: a request ended by {}", batch, problem);
+  return result;
+}
+
+void report(RunResult r, const std::string& how, int batch, int n_in, int n_out) {
+  std::sort(r.steps.begin(), r.steps.end());
+  const double median = r.steps.empty() ? 0.0 : r.steps[r.steps.size() / 2], slowest = r.steps.empty() ? 0.0 : r.steps.back();
+  std::printf(
+      "batch %d, %d in, %d out, %s: %.3f s, %.0f output tok/s over the whole run; first tokens after %.1f ms, then %.3f ms a step "
+      "(median; slowest %.2f), %.0f tok/s\n",
+      batch, n_in, n_out, how.c_str(), r.total, batch * n_out / r.total, r.first * 1e3, median * 1e3, slowest * 1e3, batch / median);
+}
+
 void bench_run(const std::string& shape, const std::string& format, int batch, int n_in, int n_out) {
   Loaded m = load(shape, format);
   const RunnerLimits limits{
@@ -114,7 +161,20 @@ void bench_run(const std::string& shape, const std::string& format, int batch, i
   auto start = Clock::now();
   const MemoryPlan plan = plan_memory(*m.ops, m.decoder, limits, KvFormat::bf16, 64, shape == "v2" ? 0.97 : 0.9);
   std::printf("planned in %.2f s: %s\n", since(start), plan.text().c_str());
-  KvCache cache(*m.ops, m.config, KvFormat::bf16, 64, std::min(plan.n_blocks, batch * ((n_in + n_out + 63) / 64)));
+  const int n_blocks = std::min(plan.n_blocks, batch * ((n_in + n_out + 63) / 64) + 1);
+  {
+    const DecoderModelOptions options{.name = shape,
+                                      .max_context = n_in + n_out,
+                                      .max_requests = batch,
+                                      .max_step_tokens = limits.max_tokens,
+                                      .block_tokens = 64,
+                                      .n_blocks = n_blocks,
+                                      .kv_format = KvFormat::bf16};
+    const auto engine = make_engine(make_decoder_model(*m.ops, m.decoder, options), EngineOptions{.prefix_cache = false});
+    for (const unsigned seed : {1u, 2u, 3u})
+      report(run_engine(*engine, tokens_of(m), batch, n_in, n_out, seed), "engine", batch, n_in, n_out);
+  }
+  KvCache cache(*m.ops, m.config, KvFormat::bf16, 64, n_blocks);
   Runner runner(*m.ops, m.decoder, cache, limits);
   start = Clock::now();
   runner.rehearse();
@@ -122,17 +182,9 @@ void bench_run(const std::string& shape, const std::string& format, int batch, i
   const int n_graphs = runner.record_graphs();
   std::printf("%d graphs in %.2f s, %.1f MB\n", n_graphs, since(start), static_cast<double>(before - m.ops->memory().free) * 1e-6);
   const SampleParams greedy{.temperature = 0.0f}, usual{.temperature = 0.6f, .top_p = 0.95f};
-  for (const auto& [name, params] : {std::pair("greedy", greedy), std::pair("T 0.6, top-p 0.95", usual), std::pair("greedy", greedy)}) {
-    RunResult r = run_once(m, runner, cache, batch, n_in, n_out, params);
-    std::sort(r.steps.begin(), r.steps.end());
-    const double median = r.steps.empty() ? 0.0 : r.steps[r.steps.size() / 2];
-    std::printf(
-        "batch %d, %d in, %d out, %s: %.3f s, %.0f output tok/s over the whole run; first tokens after %.1f ms, then %.3f ms a step "
-        "(median; slowest %.2f), %.0f tok/s; %lld steps replayed %s\n",
-        batch, n_in, n_out, name, r.total, batch * n_out / r.total, r.first * 1e3, median * 1e3,
-        r.steps.empty() ? 0.0 : r.steps.back() * 1e3, batch / median, static_cast<long long>(runner.n_replayed()),
-        runner.graph_problem().c_str());
-  }
+  for (const auto& [name, params] : {std::pair("greedy", greedy), std::pair("T 0.6, top-p 0.95", usual), std::pair("greedy", greedy)})
+    report(run_once(m, runner, cache, batch, n_in, n_out, params), std::string("step by step, ") + name, batch, n_in, n_out);
+  std::printf("%lld steps replayed %s\n", static_cast<long long>(runner.n_replayed()), runner.graph_problem().c_str());
   const MemorySize memory = m.ops->memory();
   std::printf("memory: %.2f of %.2f GB in use\n", static_cast<double>(memory.total - memory.free) * 1e-9,
               static_cast<double>(memory.total) * 1e-9);

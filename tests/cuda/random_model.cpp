@@ -1,12 +1,12 @@
 // Random models: see random_model.h.
 #include "cuda/random_model.h"
 
-#include <array>
-#include <bit>
-#include <numeric>
-#include <random>
+#include <algorithm>
+#include <cstring>
+#include <functional>
 
 #include "base/check.h"
+#include "base/float_formats.h"
 #include "ops/random_weights.h"
 #include "quant/scheme.h"
 
@@ -35,119 +35,61 @@ bool RandomCheckpoint::has(std::string_view canonical) const {
   return canonical.find("attn_k_b") == std::string_view::npos && canonical.find("exp_probs_b") == std::string_view::npos;
 }
 
-LinearSource RandomCheckpoint::linear(std::string_view canonical, int n_matrices, int out, int in) const {
-  const bool exact = canonical.find("gate_inp") != std::string_view::npos || canonical.find("kv_b") != std::string_view::npos ||
-                     canonical.find("token_embd") != std::string_view::npos;
-  const Format format = exact ? Format::bf16 : is_planar(format_) ? format_ : fallback({format_}, in).format;
-  Rows& rows = shapes_[{static_cast<int>(format), out, in}];
-  if (rows.data.empty()) {
-    const int n = std::min(out, 512);
-    rows.source = random_source({.format = format, .out = n, .in = in}, 3);
-    const auto repeat = [&](std::span<const std::byte> bytes, int some, int all) {
-      std::vector<std::byte> to(bytes.size() / static_cast<size_t>(some) * static_cast<size_t>(all));
-      for (size_t i = 0; i < to.size(); i += bytes.size())
-        std::copy_n(bytes.begin(), std::min(bytes.size(), to.size() - i), to.begin() + static_cast<ptrdiff_t>(i));
-      return to;
-    };
-    const auto scale_rows = [&](int r) { return format == Format::fp8_block ? (r + 127) / 128 : r; };
-    const WeightBytes& w = rows.source.matrices[0];
-    rows.data = repeat(w.data, n, out);
-    rows.scales = repeat(w.scales, scale_rows(n), scale_rows(out));
-    rows.zeros = repeat(w.zeros, n, out);
-  }
-  LinearSource s = rows.source;
-  s.name = std::string(canonical);
-  s.out = out;
-  s.matrices.assign(static_cast<size_t>(n_matrices), {rows.data, rows.scales, rows.zeros});
-  return s;
+// 512 random rows, again and again.
+RandomCheckpoint::Rows RandomCheckpoint::repeated_rows(Format format, int out, int in) const {
+  Rows rows;
+  const int n = std::min(out, 512);
+  rows.source = random_source({.format = format, .out = n, .in = in}, 3);
+  const auto repeat = [&](std::span<const std::byte> bytes, int some, int all) {
+    std::vector<std::byte> to(bytes.size() / static_cast<size_t>(some) * static_cast<size_t>(all));
+    for (size_t i = 0; i < to.size(); i += bytes.size())
+      std::copy_n(bytes.begin(), std::min(bytes.size(), to.size() - i), to.begin() + static_cast<ptrdiff_t>(i));
+    return to;
+  };
+  const auto scale_rows = [&](int r) { return format == Format::fp8_block ? (r + 127) / 128 : r; };
+  const WeightBytes& w = rows.source.matrices[0];
+  rows.data = repeat(w.data, n, out);
+  rows.scales = repeat(w.scales, scale_rows(n), scale_rows(out));
+  rows.zeros = repeat(w.zeros, n, out);
+  return rows;
 }
 
-namespace {
+// Rows that all differ, the same 512 turned by 8 numbers more each time, and large.
+RandomCheckpoint::Rows RandomCheckpoint::embedding_rows(int out, int in) {
+  constexpr float kLarge = 0x1p24f;  // root mean square 370,000 at 2,048 columns; 27 layers add hundreds
+  Rows rows;
+  const int n = std::min(out, 512);
+  rows.source = random_source({.format = Format::bf16, .out = n, .in = in}, 3);
+  const auto columns = static_cast<size_t>(in);
+  std::vector<uint16_t> some(static_cast<size_t>(n) * columns), all(static_cast<size_t>(out) * columns);
+  std::memcpy(some.data(), rows.source.matrices[0].data.data(), some.size() * sizeof(uint16_t));
+  for (uint16_t& v : some) v = f32_to_bf16(bf16_to_f32(v) * kLarge);
+  for (size_t r = 0; r < static_cast<size_t>(out); ++r) {
+    const auto from = some.begin() + static_cast<ptrdiff_t>(r % static_cast<size_t>(n) * columns);
+    std::rotate_copy(from, from + static_cast<ptrdiff_t>(r / static_cast<size_t>(n) * 8 % columns), from + in,
+                     all.begin() + static_cast<ptrdiff_t>(r * columns));
+  }
+  rows.data.resize(all.size() * sizeof(uint16_t));
+  std::memcpy(rows.data.data(), all.data(), rows.data.size());
+  return rows;
+}
 
-class UniformRouting final : public Ops {
- public:
-  UniformRouting(Ops& inner, int vocab, const Router& router, int n_layers) : inner_(inner), vocab_(vocab) {
-    const int rows = vocab + kShift * n_layers;
-    std::vector<float> words;  // the ids' bits: gather_rows copies f32
-    words.reserve(static_cast<size_t>(rows) * static_cast<size_t>(router.top_k));
-    std::mt19937 engine(1);
-    std::vector<int> experts(static_cast<size_t>(router.n_experts));
-    std::iota(experts.begin(), experts.end(), 0);
-    for (int r = 0; r < rows; ++r)
-      for (int k = 0; k < router.top_k; ++k) {
-        std::swap(experts[static_cast<size_t>(k)],
-                  experts[static_cast<size_t>(k) + engine() % static_cast<uint32_t>(router.n_experts - k)]);
-        words.push_back(std::bit_cast<float>(experts[static_cast<size_t>(k)]));
-      }
-    table_ = inner.constant(words, rows, router.top_k);
+LinearSource RandomCheckpoint::linear(std::string_view canonical, int n_matrices, int out, int in) const {
+  const auto contains = [&](std::string_view part) { return canonical.find(part) != std::string_view::npos; };
+  const bool router = contains("gate_inp"), embedding = contains("token_embd"), exact = router || embedding || contains("kv_b");
+  const Format format = exact ? Format::bf16 : is_planar(format_) ? format_ : fallback({format_}, in).format;
+  LinearSource s;
+  if (router) {
+    s = random_source({.format = format, .out = out, .in = in}, std::hash<std::string_view>{}(canonical));
+  } else {
+    Rows& rows = shapes_[{static_cast<int>(format), out, in, embedding}];
+    if (rows.data.empty()) rows = embedding ? embedding_rows(out, in) : repeated_rows(format, out, in);
+    s = rows.source;
+    s.matrices.assign(static_cast<size_t>(n_matrices), {rows.data, rows.scales, rows.zeros});
   }
-  const char* name() const override { return inner_.name(); }
-  DType activation() const override { return inner_.activation(); }
-  bool host_memory() const override { return inner_.host_memory(); }
-  Linear pack(std::span<const LinearSource> s) override { return inner_.pack(s); }
-  Buffer alloc(size_t bytes) override { return inner_.alloc(bytes); }
-  void upload(void* device, const void* host, size_t bytes) override { inner_.upload(device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { inner_.download(host, device, bytes); }
-  MemorySize memory() override { return inner_.memory(); }
-  std::unique_ptr<Graph> capture(const std::function<void()>& step) override { return inner_.capture(step); }
-  View temp(DType dtype, int rows, int cols) override { return inner_.temp(dtype, rows, cols); }
-  size_t temp_mark() const override { return inner_.temp_mark(); }
-  void temp_release(size_t mark) override { inner_.temp_release(mark); }
-  void embed(const Linear& table, View ids, View x) override {
-    ids_ = ids;
-    layer_ = 0;
-    inner_.embed(table, ids, x);
-  }
-  void rmsnorm(View x, View w, float eps, View y) override { inner_.rmsnorm(x, w, eps, y); }
-  void add_rmsnorm(View residual, View delta, View w, float eps, View y) override { inner_.add_rmsnorm(residual, delta, w, eps, y); }
-  void linear(View x, const Linear& w, View y, float beta) override { inner_.linear(x, w, y, beta); }
-  void linear_swiglu(View x, const Linear& w, View h) override { inner_.linear_swiglu(x, w, h); }
-  void head_linear(View x, const Linear& w, View y) override { inner_.head_linear(x, w, y); }
-  void rope(View qk, View pos, const Rope& rope) override { inner_.rope(qk, pos, rope); }
-  void mla_prologue(const MlaPrologue& p) override { inner_.mla_prologue(p); }
-  void gqa_prologue(const GqaPrologue& p) override { inner_.gqa_prologue(p); }
-  void mla_absorbed(const MlaAbsorbed& a, View context) override { inner_.mla_absorbed(a, context); }
-  void kv_write(const KvLayer& kv, const Batch& batch, View k, View v) override { inner_.kv_write(kv, batch, k, v); }
-  void attend(const Attn& attn, View q, View out) override { inner_.attend(attn, q, out); }
-  void attend_expanded(const Attn& attn, const MlaDims& dims, View q, const Linear& kv_b, View out) override {
-    inner_.attend_expanded(attn, dims, q, kv_b, out);
-  }
-  void gather_rows(View x, View ids, View y) override { inner_.gather_rows(x, ids, y); }
-  void route(View logits, View bias, const Router& router, const Routing& out) override {
-    inner_.route(logits, bias, router, out);
-    replace(out.ids);
-  }
-  void moe_prologue(const MoePrologue& p) override {
-    inner_.moe_prologue(p);
-    replace(p.out.ids);
-  }
-  void moe(View x, const Experts& experts, const Routing& routing, View y) override { inner_.moe(x, experts, routing, y); }
-  void moe_add_rmsnorm(View x, const Experts& experts, const Routing& routing, const AddNorm& then) override {
-    inner_.moe_add_rmsnorm(x, experts, routing, then);
-  }
-  void sample(View logits, std::span<const SampleParams> params, std::span<Sampled> out) override { inner_.sample(logits, params, out); }
-  std::unique_ptr<Draw> draw(View logits, std::span<const SampleParams> params, View tokens) override {
-    return inner_.draw(logits, params, tokens);
-  }
-  void upload_drawn(int* device, std::span<const int> words, View drawn) override { inner_.upload_drawn(device, words, drawn); }
-
- private:
-  void replace(View ids) {
-    ids.dtype = DType::f32;
-    inner_.gather_rows(table_.view.rows(kShift * layer_++, vocab_), ids_, ids);
-  }
-
-  static constexpr int kShift = 131;
-  Ops& inner_;
-  int vocab_, layer_ = 0;
-  Constant table_;
-  View ids_;
-};
-
-}  // namespace
-
-std::unique_ptr<Ops> make_uniform_routing(Ops& inner, int vocab, const Router& router, int n_layers) {
-  return std::make_unique<UniformRouting>(inner, vocab, router, n_layers);
+  s.name = std::string(canonical);
+  s.out = out;
+  return s;
 }
 
 }  // namespace cachalot::test

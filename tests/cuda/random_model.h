@@ -1,5 +1,5 @@
 // Models of a published shape with random weights, for measuring: their checkpoint gives the same random rows again and again, and their
-// routing is uniform.
+// routing is uniform, chosen by their own routers.
 #pragma once
 
 #include <array>
@@ -16,6 +16,9 @@ std::string shape_config(const std::string& name);
 
 // Matrices in `format`, or its fallback where rows are no whole blocks (router, latent up-projections and embedding in bf16), of 512 random
 // rows that repeat; norms of ones. It holds one copy of each shape, so a model larger than the host's memory can be loaded from it.
+// The experts of a token are any, others for each token and layer, as in a trained model and unlike in a random one, whose layers leave so
+// much in common to all rows that these go to the same few: the embedding's rows all differ and outweigh what layers add to them, and each
+// layer has a router of its own.
 class RandomCheckpoint : public Checkpoint {
  public:
   RandomCheckpoint(std::string config, Format format) : config_(std::move(config)), format_(format) {}
@@ -35,14 +38,13 @@ class RandomCheckpoint : public Checkpoint {
     LinearSource source;
     std::vector<std::byte> data, scales, zeros;
   };
+  [[nodiscard]] Rows repeated_rows(Format format, int out, int in) const;
+  [[nodiscard]] static Rows embedding_rows(int out, int in);
+
   std::string config_;
   Format format_;
   std::vector<TensorInfo> none_;
-  mutable std::map<std::array<int, 3>, Rows> shapes_;
+  mutable std::map<std::array<int, 4>, Rows> shapes_;
 };
-
-// Ops that route as the model does, and then put random experts, others for each token and layer, in the place of those chosen: a random
-// router would send all rows to the same few.
-std::unique_ptr<Ops> make_uniform_routing(Ops& inner, int vocab, const Router& router, int n_layers);
 
 }  // namespace cachalot::test
