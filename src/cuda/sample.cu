@@ -34,6 +34,7 @@ struct Shared {
   Cut cut;
   // Of each block, for the others:
   uint64_t part;
+  uint32_t part_number;
   double part_entry;
   int part_token;
   int found;
@@ -117,21 +118,31 @@ struct Block {
     });
   }
 
-  __device__ uint64_t largest(uint64_t key) const {
+  // The largest of all threads' keys, and of their numbers.
+  __device__ void largest(uint64_t& key, uint32_t& number) const {
     for (int m = 16; m > 0; m >>= 1) {
       const uint64_t other = __shfl_xor_sync(~0u, key, m);
       key = other > key ? other : key;
     }
+    number = warp_largest(number);
     __syncthreads();
-    if ((thread() & 31) == 0) s.warp[thread() >> 5] = key;
+    if ((thread() & 31) == 0) s.warp[thread() >> 5] = key, s.low[thread() >> 5] = number;
     __syncthreads();
-    key = s.warp[0];
-    for (int w = 1; w < kWarps; ++w) key = s.warp[w] > key ? s.warp[w] : key;
+#pragma unroll 4
+    for (int w = 0; w < kWarps; ++w) key = max(key, s.warp[w]), number = max(number, s.low[w]);
     if constexpr (kBlocks > 1) {
-      exchange(key);
-      for (int b = 0; b < kBlocks; ++b) key = of(b).part > key ? of(b).part : key;
+      meet();
+      if (thread() == 0) s.part = key, s.part_number = number;
+      meet();
+      for (int b = 0; b < kBlocks; ++b) key = max(key, of(b).part), number = max(number, of(b).part_number);
     }
-    return key;
+  }
+  __device__ static uint32_t warp_largest(uint32_t number) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, number);
+#else
+    return number;
+#endif
   }
   __device__ void exchange(uint64_t part) const {
     meet();
@@ -422,6 +433,10 @@ __device__ void restore(const SampleArgs& a, const SampleRow& p, float* logits) 
   __syncthreads();
 }
 
+__device__ void copy8(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+
 __device__ void leave(const SampleArgs& a, int row, const SampleResult& result) {
   a.results[row] = result;
   if (a.tokens != nullptr) a.tokens[row] = result.token;
@@ -436,9 +451,11 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
 #endif
   pdl_trigger();
   const int row = static_cast<int>(blockIdx.x) / kBlocks;
-  if (threadIdx.x == 0) p = a.rows[row];
+  // From the host's memory, while the row is read.
+  static_assert(sizeof(SampleRow) % 8 == 0 && sizeof(SampleRow) <= 8 * kThreads);
+  if (threadIdx.x < sizeof(SampleRow) / 8)
+    copy8(reinterpret_cast<uint64_t*>(&p) + threadIdx.x, reinterpret_cast<const uint64_t*>(a.rows + row) + threadIdx.x);
   pdl_wait();
-  __syncthreads();
   float* const logits = a.logits + row * a.stride;
   using Blocks = Block<kThreads, kBlocks>;
   Blocks block{shared, logits, a.vocab, nullptr, 0};
@@ -461,10 +478,14 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
       scan(first + j, v[j]);
     }
   });
-  sound = block.total(sound ? 0 : 1) == 0;
-  best = block.largest(best);
+  cp_async_wait<0>();
+  constexpr uint64_t kUnsound = ~uint64_t{0};  // larger than any key
+  if (!sound) best = kUnsound;
+  uint32_t not_least = ~ordered(least);
+  block.largest(best, not_least);
+  sound = best != kUnsound;
   const uint64_t raw_best = best;
-  const uint64_t raw_least = block.largest(~uint64_t{ordered(least)});
+  const float raw_least = from_ordered(~not_least);
   if (!sound || best == 0) {
     if (Blocks::rank() == 0 && threadIdx.x == 0) leave(a, row, result);
     Blocks::meet();  // a block's shared memory must outlive what the others read of it
@@ -479,13 +500,14 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
     block.allowed = a.allowed + p.allowed_begin;
     block.n_allowed = p.n_allowed;
   }
-  float low = from_ordered(static_cast<uint32_t>(~raw_least));
+  float low = raw_least;
   if (changed) {
     best = 0;
     least = INFINITY;
     block.each(scan);
-    best = block.largest(best);
-    low = from_ordered(static_cast<uint32_t>(~block.largest(~uint64_t{ordered(least)})));
+    not_least = ~ordered(least);
+    block.largest(best, not_least);
+    low = from_ordered(~not_least);
   }
   if (best != 0) {
     result.token = token_of(best);
@@ -523,8 +545,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void sample_kernel(const
     if (p.n_logprobs > 0) {
       Cut cut{-INFINITY, -1};
       const auto one = [](float v, int) { return v > -INFINITY ? uint64_t{1} : uint64_t{0}; };
-      const float raw_low = from_ordered(static_cast<uint32_t>(~raw_least));
-      block.select(result.highest, raw_low, static_cast<double>(p.n_logprobs), false, one, cut);
+      block.select(result.highest, raw_least, static_cast<double>(p.n_logprobs), false, one, cut);
       Shared& leader = block.of(0);
       Blocks::meet();
       if (Blocks::rank() == 0 && threadIdx.x == 0) shared.count = 0;
