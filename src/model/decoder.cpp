@@ -22,6 +22,7 @@ void Decoder::forward(Ops& o, const Batch& b, KvLayers kv, View logits, View hid
   }
   const int n_logits = b.logit_rows.n_cols();
   if (n_logits == 0) return;
+  if (b.scores_all) return o.linear(xn, lm_head_, logits);
   const View last = o.temp(o.activation(), n_logits, c.hidden);
   o.gather_rows(xn, b.logit_rows, last);
   o.linear(last, lm_head_, logits);

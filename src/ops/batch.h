@@ -24,13 +24,14 @@ struct Batch {
   // Sequences are sorted: those with few new tokens first (attended in the absorbed form when the model has one), then those with many.
   Rows decode, prefill;
 
-  View tokens;       // [n_tokens] token ids
-  View positions;    // [n_tokens] position in the sequence, from 0
-  View slots;        // [n_tokens] where the row's KV goes: block * block_tokens + offset; -1 writes nothing
-  View q_start;      // [n_seqs + 1] first row of each sequence
-  View kv_len;       // [n_seqs] tokens in the cache once this step's rows are written; 0 for padding
-  View block_table;  // [n_seqs, max_blocks] physical block of each logical block
-  View logit_rows;   // [n_logits] rows whose logits are wanted
+  View tokens;              // [n_tokens] token ids
+  View positions;           // [n_tokens] position in the sequence, from 0
+  View slots;               // [n_tokens] where the row's KV goes: block * block_tokens + offset; -1 writes nothing
+  View q_start;             // [n_seqs + 1] first row of each sequence
+  View kv_len;              // [n_seqs] tokens in the cache once this step's rows are written; 0 for padding
+  View block_table;         // [n_seqs, max_blocks] physical block of each logical block
+  View logit_rows;          // [n_logits] rows whose logits are wanted
+  bool scores_all = false;  // these are all rows, in order; of padding they may be anything
 
   // Host copies for planning launches (grid sizes, context chunks) outside captured code: [n_seqs + 1] and [n_seqs].
   std::span<const int> host_q_start, host_kv_len;

@@ -109,6 +109,7 @@ void Runner::lay_out(std::span<const StepItem> items, const Shape& shape, bool w
   const int table_cols = blocks_for(longest);
   batch_ = {};
   batch_.max_kv = longest;
+  batch_.scores_all = shape.n_seqs > 0 && (shape.all_logits || shape.n_new == 1);
   item_rows_.assign(items.size(), 0);
   for (const size_t i : order) {
     const StepItem& item = items[i];
