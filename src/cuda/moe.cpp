@@ -46,8 +46,8 @@ int few_rows(int n_pairs, int n_experts) {
 // Rows of x per tile of the kernels of some rows, measured; 0: too few or too many rows for them.
 int mid_rows(int n_pairs, int n_experts) {
   const int each = n_pairs / n_experts;
-  if (each < 9 || each > 52) return 0;
-  return each <= 12 ? 16 : each <= 19 ? 24 : each <= 27 ? 32 : each <= 40 ? 48 : 64;
+  if (each < 4 || each > 52) return 0;
+  return each <= 11 ? 16 : each <= 19 ? 24 : each <= 32 ? 32 : each <= 40 ? 48 : 64;
 }
 
 RouteArgs route_args(View logits, View bias, const Router& router, const Routing& out) {
@@ -307,11 +307,15 @@ bool CudaOps::moe_mid(View x, const Experts& experts, const Routing& routing, Vi
   plan.max_tiles = plan.n_experts + n_pairs / tile;
   plan.tiles = static_cast<int2*>(temp(DType::i32, plan.max_tiles, 2).data);
   plan.pairs = static_cast<int*>(temp(DType::i32, plan.max_tiles, tile).data);
+  if (mid_in_parts(tile)) {
+    plan.n_states = 2 + plan.max_tiles + (n_tokens + tile - 1) / tile;
+    plan.state = static_cast<int*>(temp(DType::i32, 1, plan.n_states).data);
+  }
   const int shared_rows = has_shared ? (n_tokens + tile - 1) / tile * tile : 0;
   const auto rows = [&](int n_rows, int cols) {
     if (n_rows == 0) return MidRows{};
     return MidRows{static_cast<uint8_t*>(temp(DType::bf16, n_rows, cols).data),
-                   static_cast<float*>(temp(DType::f32, n_rows, cols / kMidGroup).data)};
+                   static_cast<float*>(temp(DType::f32, n_rows / tile * mid_scales(tile), cols / kMidGroup).data)};
   };
   first.plan = second.plan = plan;
   first.n_tokens = second.n_tokens = n_tokens;
@@ -324,8 +328,12 @@ bool CudaOps::moe_mid(View x, const Experts& experts, const Routing& routing, Vi
   first.shared.h = second.shared.x = rows(shared_rows, second.shared.w.cols);
   second.routed.y = pairs.data, second.shared.y = shared.data;
   done(launch_mid_rows(mat_of(x), plan, first.routed.x, first.shared.x, stream_), "moe");
-  done(launch_mid_gate_up(first, stream_), "moe");
-  done(launch_mid_down(second, stream_), "moe");
+  if (mid_in_parts(tile)) {
+    done(launch_mid_both(first, second, stream_), "moe");
+  } else {
+    done(launch_mid_gate_up(first, stream_), "moe");
+    done(launch_mid_down(second, stream_), "moe");
+  }
   sum_pairs(pairs, shared, routing, y, then);
   temp_release(mark);
   return true;

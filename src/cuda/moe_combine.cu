@@ -56,14 +56,24 @@ __global__ __launch_bounds__(kWideThreads) void combine_wide_kernel(const In* pa
   };
   alignas(16) float sum[8] = {};
   if (shared != nullptr) read(sum, shared + t * shared_stride + i);
-#pragma unroll 4
-  for (int k = 0; k < top_k; ++k) {
-    if (ids[t * top_k + k] < 0) continue;
-    const float weight = weights[t * weights_stride + k];
-    alignas(16) In v[8];
-    read(v, pairs + static_cast<int64_t>(t * top_k + k) * pair_stride + i);
+  constexpr int kAtOnce = sizeof(In) == 2 ? kCombinedAtOnce : kCombinedAtOnce / 2;
+  pairs += static_cast<int64_t>(t) * top_k * pair_stride + i, ids += t * top_k, weights += t * weights_stride;
+  for (int first = 0; first < top_k; first += kAtOnce) {
+    int id[kAtOnce];
+    float weight[kAtOnce];
+    alignas(16) In v[kAtOnce][8];
 #pragma unroll
-    for (int c = 0; c < 8; ++c) sum[c] = fmaf(weight, to_f32(v[c]), sum[c]);
+    for (int k = 0; k < kAtOnce; ++k) {
+      const bool there = first + k < top_k;
+      id[k] = there ? ids[first + k] : -1;
+      if (there) weight[k] = weights[first + k], read(v[k], pairs + (first + k) * pair_stride);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (id[k] < 0) continue;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) sum[c] = fmaf(weight[k], to_f32(v[k][c]), sum[c]);
+    }
   }
   alignas(16) Out out[8];
 #pragma unroll

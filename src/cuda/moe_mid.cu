@@ -7,10 +7,8 @@
 // A block has 256 rows of W (128 gates and their ups) for the rows of x of a tile, and goes on to further tiles. One warp brings 256
 // columns of both at a time to shared memory, several ahead; two warpgroups have two times 64 rows each, so that one half is converted and
 // scaled while the other is multiplied.
-#include <algorithm>
-
 #include "cuda/formats.cuh"
-#include "cuda/moe_mid.h"
+#include "cuda/mid_rows.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace cachalot::cuda {
@@ -19,10 +17,8 @@ namespace {
 constexpr TileInfo kInfo = tile_info(Tile::q4g128);
 constexpr int kGroupBytes = 2 * kInfo.bytes;  // of a row tile
 constexpr int kStageGroups = 2, kRowTiles = 16, kSlotBytes = kStageGroups * kGroupBytes;
-constexpr int kWorkers = 256, kThreads = kWorkers + 128, kRowsThreads = 256, kMostBlockPairs = 512, kMostExperts = 1024,
-              kMostPairs = 0x7fff;
-[[maybe_unused]] constexpr float kXScale = 0x1p80f, kXScale16 = 0x1p76f, kResult = 0x1p53f, kSumScale = 0x1p-53f;
-constexpr float kMostX = 0x1.fep47f;  // times 2^80 the largest bf16
+constexpr int kWorkers = 256, kThreads = kWorkers + 128;
+[[maybe_unused]] constexpr float kResult = 0x1p53f;
 
 template <int kValue>
 struct Number {
@@ -35,8 +31,7 @@ struct MidShape {
   static constexpr int kStageBytes = (kSumsAt + kStageGroups * kN * 4 + 1023) / 1024 * 1024;
   static constexpr int kOutPitch = 136, kOutBytes = kN * kOutPitch * 2;
   static constexpr int kStages = (226 * 1024 - 1024 - kOutBytes) / kStageBytes;
-  // Registers of a multiplying thread. Of few rows all threads have so few together that the launch before has room beside them.
-  static constexpr int kRegisters = kN <= 32 ? 168 : 232, kLaunchThreads = kN <= 32 ? 512 : kThreads;
+  static constexpr int kRegisters = 232;                                   // of a multiplying thread
   static_assert(kRegisters % 8 == 0);                                      // setmaxnreg
   static constexpr int kBytes = kStages * kStageBytes + kOutBytes + 1024;  // 1024: alignment
 };
@@ -96,36 +91,6 @@ struct Scales {
 __device__ __forceinline__ void meet_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 #endif
 
-// Eight columns of x as words of two, those of unit `unit` (16 bytes) of a group; and their sum.
-__device__ __forceinline__ uint4 scaled_unit(const uint32_t (&words)[4], int unit, float& sum) {
-  const float scale = unit % 2 == 0 ? kXScale : kXScale16;
-  uint32_t out[4];
-  sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float v[2] = {__uint_as_float(words[i] << 16), __uint_as_float(words[i] & 0xffff0000u)};
-#pragma unroll
-    for (float& x : v) {
-      if (fabsf(x) > kMostX) x = copysignf(kMostX, x);
-      sum += x;
-    }
-    out[i] = pack_bf16(v[0] * scale, v[1] * scale);
-  }
-  return make_uint4(out[0], out[1], out[2], out[3]);
-}
-// Where unit `unit` of row `row` goes within a group of tiles of `rows` rows, and the first of its words (the others follow 4 apart).
-__device__ __forceinline__ int unit_place(int unit, int row, int rows) {
-  return (unit >> 3) * rows * 128 + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
-}
-__device__ __forceinline__ int unit_word(int unit) { return (unit >> 2) * 16 + (unit & 3); }
-// The sum of a row's 16 units, which half a warp holds.
-__device__ __forceinline__ float sum_of_units(float sum) {
-  const unsigned half = 0xffffu << (threadIdx.x & 16u);
-#pragma unroll
-  for (int m = 8; m > 0; m >>= 1) sum += __shfl_xor_sync(half, sum, m);
-  return sum * kSumScale;
-}
-
 // The items of a launch: first those of the shared expert, tile by tile.
 struct Item {
   bool shared;
@@ -137,7 +102,7 @@ __device__ __forceinline__ int blocks_of(const MidProduct& p) {
 }
 
 template <bool kGate, int kN>
-__global__ __launch_bounds__(MidShape<kN>::kLaunchThreads, 1) void mid_kernel(const __grid_constant__ MidArgs a) {
+__global__ __launch_bounds__(kThreads, 1) void mid_kernel(const __grid_constant__ MidArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using S = MidShape<kN>;
   extern __shared__ uint8_t raw[];
@@ -328,81 +293,6 @@ __global__ __launch_bounds__(MidShape<kN>::kLaunchThreads, 1) void mid_kernel(co
 #endif
 }
 
-// A block per `each` tokens: finds the places of their pairs and puts their rows there. Every block counts all pairs by itself: a row's
-// place is the number of pairs before it that go to its expert. Tile e is the first one of expert e, so that its weights are known before
-// the routing; further tiles follow behind those.
-__global__ __launch_bounds__(kRowsThreads) void mid_rows_kernel(Mat x, const MidPlan plan, MidRows routed, MidRows shared, int each) {
-  extern __shared__ int counts[];  // of experts, those before this block's in the upper half; then its first further tile
-  __shared__ int ids[kMostBlockPairs], places[kMostBlockPairs];
-  pdl_trigger();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, tile = plan.tile, n_experts = plan.n_experts;
-  const int first = static_cast<int>(blockIdx.x) * each, n_tokens = min(each, x.rows - first), n_mine = n_tokens * plan.top_k;
-  int* further = counts + n_experts;
-  for (int i = thread; i < n_experts; i += kRowsThreads) counts[i] = 0;
-  __syncthreads();
-  pdl_wait();
-  for (int i = thread; i < plan.n_pairs; i += kRowsThreads) {
-    const int id = plan.ids[i], mine = i - first * plan.top_k;
-    if (mine >= 0 && mine < n_mine) ids[mine] = id;
-    if (id >= 0) atomicAdd(&counts[id], mine < 0 ? 0x10001 : 1);
-  }
-  __syncthreads();
-  if (thread < 32) {
-    int total = 0;
-    for (int base = 0; base < n_experts; base += 32) {
-      const int i = base + lane, own = i < n_experts ? max(0, ((counts[i] & 0xffff) - 1) / tile) : 0;
-      int sum = own;
-#pragma unroll
-      for (int d = 1; d < 32; d <<= 1) {
-        const int v = __shfl_up_sync(~0u, sum, d);
-        if (lane >= d) sum += v;
-      }
-      if (i < n_experts) further[i] = n_experts + total + sum - own;
-      total += __shfl_sync(~0u, sum, 31);
-    }
-    if (blockIdx.x == 0)
-      for (int i = n_experts + total + lane; i < plan.max_tiles; i += 32) plan.tiles[i] = make_int2(0, 0);
-  }
-  __syncthreads();
-  if (blockIdx.x == 0)
-    for (int i = thread; i < n_experts; i += kRowsThreads) {
-      const int count = counts[i] & 0xffff;
-      plan.tiles[i] = make_int2(i, min(count, tile));
-      for (int j = 1; j * tile < count; ++j) plan.tiles[further[i] + j - 1] = make_int2(i, min(count - j * tile, tile));
-    }
-  for (int i = thread; i < n_mine; i += kRowsThreads) {
-    const int id = ids[i];
-    int place = -1;
-    if (id >= 0) {
-      int rank = counts[id] >> 16;
-      for (int j = 0; j < i; ++j) rank += ids[j] == id ? 1 : 0;
-      place = rank < tile ? id * tile + rank : further[id] * tile + rank - tile;
-      plan.pairs[place] = first * plan.top_k + i;
-    }
-    places[i] = place;
-  }
-  __syncthreads();
-  const int n_groups = x.cols / kMidGroup, unit = thread & 15;
-  for (int i = thread >> 4; i < n_tokens * n_groups; i += kRowsThreads / 16) {
-    const int token = i / n_groups, group = i % n_groups;
-    const uint32_t* from =
-        reinterpret_cast<const uint32_t*>(static_cast<const bf16*>(x.data) + (first + token) * x.stride + group * kMidGroup) +
-        unit_word(unit);
-    float sum = 0.0f;
-    const uint4 v = scaled_unit({from[0], from[4], from[8], from[12]}, unit, sum);
-    sum = sum_of_units(sum);
-    const auto store = [&](const MidRows& to, int place) {
-      const int row = place % tile;
-      const int64_t at = static_cast<int64_t>(place / tile) * n_groups + group;
-      *reinterpret_cast<uint4*>(to.x + at * tile * (2 * kMidGroup) + unit_place(unit, row, tile)) = v;
-      if (unit == 0) to.sums[at * tile + row] = sum;
-    };
-    for (int k = 0; k < plan.top_k; ++k)
-      if (const int place = places[token * plan.top_k + k]; place >= 0) store(routed, place);
-    if (shared.x != nullptr) store(shared, first + token);
-  }
-}
-
 template <bool kGate, int kN>
 cudaError_t launch_tile(const MidArgs& a, cudaStream_t stream) {
   constexpr int kBytes = MidShape<kN>::kBytes;
@@ -413,9 +303,6 @@ cudaError_t launch_tile(const MidArgs& a, cudaStream_t stream) {
 template <bool kGate>
 cudaError_t launch_mid(const MidArgs& a, cudaStream_t stream) {
   switch (a.plan.tile) {
-    case 16: return launch_tile<kGate, 16>(a, stream);
-    case 24: return launch_tile<kGate, 24>(a, stream);
-    case 32: return launch_tile<kGate, 32>(a, stream);
     case 48: return launch_tile<kGate, 48>(a, stream);
     case 64: return launch_tile<kGate, 64>(a, stream);
     default: return cudaErrorInvalidValue;
@@ -425,14 +312,7 @@ cudaError_t launch_mid(const MidArgs& a, cudaStream_t stream) {
 }  // namespace
 
 bool mid_supports(const MidProduct& p) { return p.w.tile == Tile::q4g128 && p.w.in == p.w.cols && p.w.out % kMidGroup == 0; }
-// Counts of pairs share a word with counts of those before.
-bool mid_supports(const MidPlan& p) { return p.n_experts <= kMostExperts && p.n_pairs <= kMostPairs && p.top_k <= kMostBlockPairs; }
 
-cudaError_t launch_mid_rows(Mat x, const MidPlan& plan, MidRows routed, MidRows shared, cudaStream_t stream) {
-  const int each = std::max(1, std::min(ceil_div(x.rows, 128), kMostBlockPairs / plan.top_k));
-  return launch(mid_rows_kernel, dim3(static_cast<unsigned>(ceil_div(x.rows, each))), kRowsThreads, static_cast<size_t>(plan.n_experts) * 8,
-                stream, x, plan, routed, shared, each);
-}
 cudaError_t launch_mid_gate_up(const MidArgs& args, cudaStream_t stream) { return launch_mid<true>(args, stream); }
 cudaError_t launch_mid_down(const MidArgs& args, cudaStream_t stream) { return launch_mid<false>(args, stream); }
 

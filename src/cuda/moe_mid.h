@@ -10,8 +10,15 @@ namespace cachalot::cuda {
 
 constexpr int kMidGroup = 128;  // columns that share a scale
 
+// Tiles of up to 32 rows go to moe_mid_parts.cu, larger ones to moe_mid.cu.
+constexpr bool mid_in_parts(int tile) { return tile <= 32; }
+// Floats behind each group of a tile: the sums of the rows' columns, [rows]. With x in parts: and what the rows are to be multiplied by at
+// the end, [rows], and what the products of this group are.
+constexpr int mid_scales(int tile) { return mid_in_parts(tile) ? 2 * tile + 4 : tile; }
+
 // Activations of a product: [tiles][cols / 128][2][rows of a tile][64] in bf16, each piece of rows x 128 bytes as it will lie in shared
-// memory, and the sums of 128 columns [tiles][cols / 128][rows of a tile]; scaled as moe_mid.cu says.
+// memory, and the sums of 128 columns [tiles][cols / 128][rows of a tile]; scaled as moe_mid.cu says. Or in parts, which are numbers of a
+// byte: [tiles][cols / 128][2 parts][rows of a tile][128], and [tiles][cols / 128][mid_scales].
 struct MidRows {
   uint8_t* x = nullptr;
   float* sums = nullptr;
@@ -26,6 +33,10 @@ struct MidPlan {
   int max_tiles = 0;      // n_experts + n_pairs / tile
   int2* tiles = nullptr;  // [max_tiles] expert and number of rows, which is 0 behind the last
   int* pairs = nullptr;   // [max_tiles, tile]
+  // For launch_mid_both: items drawn, tiles, and of each tile (behind the experts' those of the shared expert) how much of the first
+  // product is done.
+  int* state = nullptr;
+  int n_states = 0;
 };
 
 // Of gate rows w and up rows: h = silu(x w^T) * (x up^T); otherwise y [rows, w.out] = x w^T.
@@ -48,5 +59,7 @@ struct MidArgs {
 cudaError_t launch_mid_rows(Mat x, const MidPlan& plan, MidRows routed, MidRows shared, cudaStream_t stream);
 cudaError_t launch_mid_gate_up(const MidArgs& args, cudaStream_t stream);
 cudaError_t launch_mid_down(const MidArgs& args, cudaStream_t stream);
+// Both, for tiles in parts.
+cudaError_t launch_mid_both(const MidArgs& gate_up, const MidArgs& down, cudaStream_t stream);
 
 }  // namespace cachalot::cuda

@@ -100,11 +100,24 @@ __device__ __forceinline__ void wgmma_bf16_add(float (&d)[kN / 2], const uint32_
                  : CACHALOT_WGMMA_SUMS_##sums(d, 0)                                                                                       \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_high), "r"(add));                                            \
   }
-CACHALOT_WGMMA_ADD(16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
-CACHALOT_WGMMA_ADD(24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18")
-CACHALOT_WGMMA_ADD(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 CACHALOT_WGMMA_ADD(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 CACHALOT_WGMMA_ADD(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+#undef CACHALOT_WGMMA_ADD
+
+// The same of e4m3 numbers, 32 columns of them.
+template <int kN>
+__device__ __forceinline__ void wgmma_e4m3_add(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b, uint32_t b_high, int add);
+#define CACHALOT_WGMMA_ADD(columns, sums, a0, a1, a2, a3, low, high, flag)                                                                \
+  template <>                                                                                                                             \
+  __device__ __forceinline__ void wgmma_e4m3_add<columns>(float(&d)[sums], const uint32_t(&a)[4], uint32_t b, uint32_t b_high, int add) { \
+    asm volatile("{.reg .pred p; .reg .b64 x; setp.ne.b32 p, " flag ", 0; mov.b64 x, {" low ", " high                                     \
+                 "}; wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" CACHALOT_WGMMA_NAMES_##sums                        \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, x, p, 1, 1;}"                                                                      \
+                 : CACHALOT_WGMMA_SUMS_##sums(d, 0)                                                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_high), "r"(add));                                            \
+  }
+CACHALOT_WGMMA_ADD(24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18")
+CACHALOT_WGMMA_ADD(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 #undef CACHALOT_WGMMA_ADD
 
 }  // namespace cachalot::cuda
