@@ -110,10 +110,11 @@ bool CudaOps::mla_few(const MlaAbsorbed& a, View context) {
   args.prologue = prologue_args(p);
   args.attend = attend_args({p.kv, p.batch, a.rows, a.scale}, absorbed, absorbed);
   args.context = mat_of(context);
-  args.attend.through_l1 = 2 * dense_bytes_ > packed_bytes_;
   const MlaKernel kernel = mla_decode_kernel_for(args.attend, hopper_);
   args.attend.n_splits = kernel == MlaKernel::none ? 1 : mla_decode_splits(kernel, n, d.n_heads, p.batch->max_kv);
-  args.attend.half_parts = kernel == MlaKernel::rows16;
+  args.attend.part_keys = mla_part_keys(p.batch->max_kv, args.attend.n_splits);
+  args.attend.half_parts = kernel == MlaKernel::heads16 && n > 1;
+  args.attend.q_as_operands = kernel == MlaKernel::heads16 && d.n_heads % kOperandHeads == 0;
   const bool can = mla_few_supports(args);
   if (can) {
     args.attend.partial = static_cast<float*>(temp(DType::f32, args.attend.n_splits * n, d.n_heads * (d.kv_rank + 1)).data);
@@ -140,6 +141,7 @@ void CudaOps::attend_rows(AttendArgs args, int max_kv) {
   if (kernel == MlaKernel::none && !gqa) return done(launch_attend_generic(args, stream_), "attend");
   const size_t mark = temp_mark();
   args.n_splits = gqa ? gqa_decode_splits(args, max_kv) : mla_decode_splits(kernel, args.n_rows, args.heads, max_kv);
+  args.part_keys = mla_part_keys(max_kv, args.n_splits);
   if (args.n_splits > 1)
     args.partial = static_cast<float*>(temp(DType::f32, args.n_splits * args.n_rows, args.heads * (args.layout.v_dim + 1)).data);
   done(gqa ? launch_gqa_decode(args, stream_) : launch_mla_decode(args, kernel, stream_), "attend");

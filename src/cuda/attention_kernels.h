@@ -78,9 +78,11 @@ struct AttendArgs {
   float scale = 1.0f;
   Mat q, out;
   int n_splits = 1;
-  bool through_l1 = false;   // the experts' weights come through L1, which row16 leaves more of
-  bool half_parts = false;   // the first of these in bf16; rows16 only
-  float* partial = nullptr;  // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
+  // Of MlaKernel::heads16 only:
+  int part_keys = 0;           // keys of a part, at most
+  bool q_as_operands = false;  // q is laid out as operand_at() says
+  bool half_parts = false;     // the first of `partial` in bf16
+  float* partial = nullptr;    // [n_splits, n_rows, heads, v_dim], then lse2 [n_splits, n_rows, heads]; when n_splits > 1
 };
 cudaError_t launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 // The sum over the parts, when n_splits > 1 (mla_plan.cu): v_dim 64, 128 or 512.
@@ -89,11 +91,14 @@ cudaError_t launch_attend_combine(const AttendArgs& args, cudaStream_t stream);
 bool gqa_decode_supports(const AttendArgs& args);
 int gqa_decode_splits(const AttendArgs& args, int max_kv);
 cudaError_t launch_gqa_decode(const AttendArgs& args, cudaStream_t stream);
-// Absorbed MLA with rows of 512 + 64: 16 heads per block over bf16 rows, for one query row and for several, the same over fp8 rows (all
-// sm_90), and 64 heads per block over either on wgmma (sm_90a).
-enum class MlaKernel : uint8_t { none, row16, rows16, fp8, heads64 };
+// Absorbed MLA with rows of 512 + 64: 16 heads per block over bf16 rows, the same over fp8 rows (all sm_90), and 64 heads per block over
+// either on wgmma (sm_90a).
+constexpr int kOperandHeads = 16;  // see AttendArgs::q_as_operands
+enum class MlaKernel : uint8_t { none, heads16, fp8, heads64 };
 MlaKernel mla_decode_kernel_for(const AttendArgs& args, bool hopper);
 int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv);
+// How many of n_keys a part has, at most; of heads16, which cuts contexts by 8 keys.
+__host__ __device__ constexpr int mla_part_keys(int n_keys, int n_splits) { return (n_keys + 8 * n_splits - 1) / (8 * n_splits) * 8; }
 cudaError_t launch_mla_decode(const AttendArgs& args, MlaKernel kernel, cudaStream_t stream);
 
 // One chunk of expanded context of one sequence. Scores use q [n_q, H * (nope + rope)], keys [nope of kv | rope tail of latent].

@@ -179,8 +179,7 @@ class CudaOps final : public Ops {
   bool capturing_ = false;
   bool hopper_ = false;  // sm_90: wgmma
   int n_multiprocessors_ = 0;
-  size_t packed_bytes_ = 0, dense_bytes_ = 0;  // of all weights so far; those among them that are bf16 or f32
-  size_t most_shared_ = 0;                     // dynamic shared memory that a block may have
+  size_t most_shared_ = 0;  // dynamic shared memory that a block may have
   std::unique_ptr<CublasLt> cublas_;
   Arena arena_;
   UploadRing uploads_;

@@ -16,7 +16,7 @@ __global__ __launch_bounds__(kPrologueThreads) void mla_prologue_kernel(const __
   T* q = static_cast<T*>(a.q.data) + t * a.q.stride;
   for (int i = thread; i < a.heads * half; i += kPrologueThreads) {
     T* from = q + i / half * a.head_dim + a.head_dim - a.rope_dim;
-    place.turn.pair(from, from, i % half);
+    place.turn.pair(from, from, i % half, [](int at) { return at; });
   }
   prologue_row<T, Kv>(a, t, place, shared);
 }

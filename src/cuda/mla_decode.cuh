@@ -1,5 +1,5 @@
 // What the kernels of absorbed MLA share: sizes, and where a block's results go. A block takes some heads of one row and a part (split) of
-// its context; with several parts their results are f32, divided by their own sums, and combined by a second kernel.
+// its context; with several parts their results are f32 or bf16, divided by their own sums, and combined by a second kernel.
 #pragma once
 
 #include "cuda/attend_rows.cuh"
@@ -38,6 +38,13 @@ __device__ __forceinline__ float2 power_for(float magnitude) {
 }
 #endif
 
+// Where number `col` of head `head` of a query row lies when it is laid out as mma's A operand: for each kOperandHeads heads steps of 16
+// columns, a lane's 8 numbers together.
+__device__ __forceinline__ int operand_at(int head, int col) {
+  return head / kOperandHeads * (kOperandHeads * kMlaK) + (col / 16 * 32 + head % 8 * 4 + col % 8 / 2) * 8 +
+         (head / 8 % 2 + col / 8 % 2 * 2) * 2 + col % 2;
+}
+
 struct MlaOutput {
   float *part, *part_lse;  // [heads, 512], and log2 of the sums of exponentials [heads], of this row and part
   bf16* out;               // [heads, 512] of this row
@@ -71,8 +78,7 @@ cudaError_t launch_heads16(const AttendArgs& a, int threads, int shared, cudaStr
 
 // Attention itself, without the sum over its parts.
 cudaError_t launch_mla_parts(const AttendArgs& args, MlaKernel kernel, cudaStream_t stream);
-cudaError_t launch_mla_rows16(const AttendArgs& args, cudaStream_t stream);
-cudaError_t launch_mla_one(const AttendArgs& args, cudaStream_t stream);  // row16; its parts are f32
+cudaError_t launch_mla_heads16(const AttendArgs& args, cudaStream_t stream);
 cudaError_t launch_mla_fp8(const AttendArgs& args, cudaStream_t stream);
 cudaError_t launch_mla_heads64(const AttendArgs& args, cudaStream_t stream);
 

@@ -38,10 +38,16 @@ __device__ __forceinline__ uint4 weights16(const bf16* p) {
   return v;
 }
 
+// Where number `col` of a head's absorbed query lies within its row.
+__device__ __forceinline__ int place_of(bool as_operands, int head, int col) {
+  return as_operands ? operand_at(head, col) : head * kMlaK + col;
+}
+
 // A block per part of a head's rows of W_UK, then one for the row of the cache. absorbed[h] = [W_UK,h q_n | rotated q_r].
 constexpr int kUkRows = kMlaV / kParts, kUkEach = kUkRows / kWarps / 2;  // rows per block; pairs of rows per warp
 template <typename Kv>
-__global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_constant__ PrologueArgs a, const bf16* uk, bf16* absorbed) {
+__global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_constant__ PrologueArgs a, const bf16* uk, bf16* absorbed,
+                                                              bool as_operands) {
   __shared__ float shared[33];
   pdl_trigger();
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), lane = thread & 31;
@@ -57,7 +63,7 @@ __global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_const
   const Turn turn(a, 0);
   pdl_wait();
   const bf16* q = static_cast<const bf16*>(a.q.data) + head * (kNope + kTail);
-  bf16* to = absorbed + head * kMlaK;
+  const auto place = [&](int col) { return place_of(as_operands, head, col); };
   float x[8], sum[kUkEach];
   unpack8(load16(q + col), x);
 #pragma unroll
@@ -65,9 +71,9 @@ __global__ __launch_bounds__(kThreads) void absorb_one_kernel(const __grid_const
     sum[i] = dot8(w[i], x, 0.0f);
 #pragma unroll
     for (int m = 8; m > 0; m >>= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], m);
-    if ((lane & 15) == i) to[row0 + 2 * i + (lane >> 4)] = from_f32<bf16>(sum[i]);
+    if ((lane & 15) == i) absorbed[place(row0 + 2 * i + (lane >> 4))] = from_f32<bf16>(sum[i]);
   }
-  if (block % kParts == 0 && thread < kTail / 2) turn.pair(q + kNope, to + kMlaV, thread);
+  if (block % kParts == 0 && thread < kTail / 2) turn.pair(q + kNope, absorbed, thread, [&](int i) { return place(kMlaV + i); });
 }
 
 // A block per part of a head's rows of W_UV. The parts of the context are weighted by their shares of the softmax's sum.
@@ -132,7 +138,7 @@ constexpr int kUkTiles = kUkRows / 16, kHalves = kWarps / kUkTiles;
 static_assert(kHalves * kRecordCols == kNope && kTail == 64 && kParts * kWarps >= kMlaFewRows);
 template <typename Kv, int kColTiles>
 __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant__ PrologueArgs a, const bf16* uk, bf16* absorbed,
-                                                          int64_t stride) {
+                                                          int64_t stride, bool as_operands) {
   constexpr int kCols = kColTiles * 8, kPitch = kUkRows + 4;
   __shared__ float reduce[33];
   __shared__ __align__(8) float sums[kHalves][kCols][kPitch];
@@ -152,13 +158,14 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
   const Turn turn(a, min(turned, n_rows - 1));
   pdl_wait();
   const bf16* q = static_cast<const bf16*>(a.q.data) + head * (kNope + kTail);
-  bf16* to = absorbed + head * kMlaK;
+  const auto place = [&](int col) { return place_of(as_operands, head, col); };
   uint4 x[kColTiles][2];
 #pragma unroll
   for (int n = 0; n < kColTiles; ++n)
 #pragma unroll
     for (int s = 0; s < 2; ++s) x[n][s] = load16(q + min(n * 8 + g, n_rows - 1) * a.q.stride + half * kRecordCols + s * 32 + c * 8);
-  if (turned < n_rows) turn.pair(q + turned * a.q.stride + kNope, to + turned * stride + kMlaV, lane);
+  if (turned < n_rows)
+    turn.pair(q + turned * a.q.stride + kNope, absorbed + turned * stride, lane, [&](int i) { return place(kMlaV + i); });
   float acc[1][kColTiles][4] = {};
   stream_chunk<Tile::bf16>(
       w, [&](int n, int s) { return x[n][s]; }, acc);
@@ -169,7 +176,7 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
   __syncthreads();
   for (int t = warp; t < n_rows; t += kWarps) {
     const float2 u = *reinterpret_cast<const float2*>(&sums[0][t][2 * lane]), v = *reinterpret_cast<const float2*>(&sums[1][t][2 * lane]);
-    *reinterpret_cast<uint32_t*>(to + t * stride + part * kUkRows + 2 * lane) = pack_bf16(u.x + v.x, u.y + v.y);
+    *reinterpret_cast<uint32_t*>(absorbed + t * stride + place(part * kUkRows + 2 * lane)) = pack_bf16(u.x + v.x, u.y + v.y);
   }
 }
 
@@ -310,9 +317,9 @@ cudaError_t launch_mla_few(const MlaFewArgs& a, MlaKernel kernel, cudaStream_t s
   return with_col_tiles(p.q.rows, [&](auto col_tiles) {
     cudaError_t error = with_rows(p.format, [&](auto kv) {
       using Kv = decltype(kv);
-      return rows == 1
-                 ? launch(absorb_one_kernel<Kv>, dim3(blocks + 1), kThreads, 0, stream, p, uk, absorbed)
-                 : launch(absorb_kernel<Kv, col_tiles.value>, dim3(blocks + rows), kThreads, 0, stream, p, uk, absorbed, a.attend.q.stride);
+      return rows == 1 ? launch(absorb_one_kernel<Kv>, dim3(blocks + 1), kThreads, 0, stream, p, uk, absorbed, a.attend.q_as_operands)
+                       : launch(absorb_kernel<Kv, col_tiles.value>, dim3(blocks + rows), kThreads, 0, stream, p, uk, absorbed,
+                                a.attend.q.stride, a.attend.q_as_operands);
     });
     if (error == cudaSuccess) error = launch_mla_parts(a.attend, kernel, stream);
     if (error != cudaSuccess) return error;

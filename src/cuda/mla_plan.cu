@@ -54,19 +54,21 @@ MlaKernel mla_decode_kernel_for(const AttendArgs& a, bool hopper) {
   // Turning codes into tiles costs a block of 64 heads more than it saves, until there is work for several.
   if (l.format == KvFormat::fp8) return !hopper ? MlaKernel::none : a.heads >= 64 && a.n_rows >= 4 ? MlaKernel::heads64 : MlaKernel::fp8;
   if (l.format != KvFormat::bf16 || !hopper) return MlaKernel::none;
-  return a.heads >= 64 ? MlaKernel::heads64 : a.n_rows == 1 || a.through_l1 ? MlaKernel::row16 : MlaKernel::rows16;
+  return a.heads >= 64 ? MlaKernel::heads64 : MlaKernel::heads16;
 }
 
-// The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part, and what combining costs. The kernel
-// for several rows of 16 heads in bf16 cuts its parts by single keys, and the sums over its parts ask for 16 of them at a time; measured.
+// The number of parts that keeps 132 multiprocessors evenly busy: waves times blocks of keys per part, and what combining costs. heads16
+// cuts its parts by 8 keys, takes up to two blocks of them at once, and the sums over its parts, which ask for 16 of them at a time, cost
+// more where every block makes them (one row); measured.
 int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv) {
   const int groups = n_rows * ceil_div(heads, block_heads(kernel)), blocks = ceil_div(max_kv > 0 ? max_kv : 1, block_keys(kernel));
+  const bool fine = kernel == MlaKernel::heads16;
   int best = 1;
   double best_cost = 1e30;
   for (int s = 1; s <= kMaxSplits && s <= blocks; ++s) {
-    const bool fine = kernel == MlaKernel::rows16;
-    const double combining = s == 1 ? 0.0 : fine ? 1.0 + 0.64 * ceil_div(s, 16) : 1.0 + 0.02 * s;
-    const double share = fine ? std::max(1.0, static_cast<double>(max_kv) / (64 * s)) : ceil_div(blocks, s);
+    const double combining = s == 1 ? 0.0 : fine ? 1.0 + (n_rows == 1 ? 1.3 : 0.64) * ceil_div(s, 16) : 1.0 + 0.02 * s;
+    double share = fine ? std::max(1.0, static_cast<double>(max_kv) / (64 * s)) : ceil_div(blocks, s);
+    if (fine && share <= 2.0) share = 0.5 + 0.5 * share;
     const double cost = ceil_div(groups * s, 132) * (share + 1.5) + combining;
     if (cost < best_cost) best_cost = cost, best = s;
   }
@@ -76,8 +78,7 @@ int mla_decode_splits(MlaKernel kernel, int n_rows, int heads, int max_kv) {
 cudaError_t launch_mla_parts(const AttendArgs& a, MlaKernel kernel, cudaStream_t stream) {
   return kernel == MlaKernel::fp8       ? launch_mla_fp8(a, stream)
          : kernel == MlaKernel::heads64 ? launch_mla_heads64(a, stream)
-         : kernel == MlaKernel::row16   ? launch_mla_one(a, stream)
-                                        : launch_mla_rows16(a, stream);
+                                        : launch_mla_heads16(a, stream);
 }
 
 cudaError_t launch_attend_combine(const AttendArgs& a, cudaStream_t stream) {

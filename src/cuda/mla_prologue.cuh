@@ -26,12 +26,12 @@ struct Turn {
     const float u = to_f32(x), v = to_f32(y);
     x = from_f32<T>(u * cos_sin.x - v * cos_sin.y), y = from_f32<T>(u * cos_sin.y + v * cos_sin.x);
   }
-  // Pair j of `from`, rotated, to `to`.
-  template <typename T>
-  __device__ __forceinline__ void pair(const T* from, T* to, int j) const {
+  // Pair j of `from`, rotated, to `to`, where number i of a row lies at place(i).
+  template <typename T, typename Place>
+  __device__ __forceinline__ void pair(const T* from, T* to, int j, Place&& place) const {
     T x = from[first(j)], y = from[second(j)];
     rotate(x, y, cos_sin(j));
-    to[first(j)] = x, to[second(j)] = y;
+    to[place(first(j))] = x, to[place(second(j))] = y;
   }
 };
 

@@ -181,8 +181,6 @@ Linear CudaOps::pack(std::span<const LinearSource> row_segments) {
     const int cols = tile == Tile::f32 ? first.in : padded(first.in);
     const int64_t matrix_bytes = segment_matrix_bytes(tile, rows, cols);
     const size_t bytes = static_cast<size_t>(matrix_bytes) * static_cast<size_t>(first.n_matrices());
-    packed_bytes_ += bytes;
-    if (!is_record(tile)) dense_bytes_ += bytes;
     packed->memory.push_back(alloc(bytes));
     packed->n_bytes += bytes;
     packed->segments.push_back({static_cast<const uint8_t*>(packed->memory.back().get()), tile, rows, first.in, cols, matrix_bytes});

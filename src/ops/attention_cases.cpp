@@ -302,6 +302,16 @@ void add_attention_cases(std::vector<OpCase>& cases) {
   eight.n_heads = 8;
   for (const int keys : {1, 17, 300, 1024, 1025, 1700})
     cases.push_back(mla_absorbed_case(eight, KvFormat::bf16, fmt::format("row of {} keys", keys), {{1, keys}}));
+  // Sixteen heads, which devices take together, and contexts that make parts of several lengths.
+  MlaDims sixteen = kDeepSeekMla;
+  sixteen.n_heads = 16;
+  for (const KvFormat f : {KvFormat::bf16, KvFormat::fp8}) {
+    cases.push_back(mla_absorbed_case(sixteen, f, "one", {{1, 1700}}));
+    cases.push_back(mla_absorbed_case(sixteen, f, "few", {{1, 250}, {2, 90}, {1, 0}}));
+    std::vector<SequenceShape> sequences;
+    for (int i = 0; i < 8; ++i) sequences.push_back({1, i % 3 == 0 ? 1120 : 100 + 37 * i});
+    cases.push_back(mla_absorbed_case(sixteen, f, "rows8", sequences));
+  }
   for (const KvFormat f : {KvFormat::bf16, KvFormat::fp8})
     for (const int rows : {8, 12, 19, 32}) {
       std::vector<SequenceShape> sequences;
