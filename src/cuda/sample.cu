@@ -360,17 +360,25 @@ struct Block {
     auto bar = static_cast<float>(best);
     const auto slack = [&](float x) { return 1e-6f * (fabsf(x) + fabsf(bar)) + 1e-3f; };
     each4([&](int first, const float* raw4) {
-      bool drawn = false;
-      Words words;
+      float v[4];
+      bool any = false;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = first + j;
-        const float v = i < vocab ? fixed(raw4[j], i) : -INFINITY, x = v * inverse_f32;
-        if (!cut.keeps(v, i) || v == -INFINITY || bar - x > static_cast<float>(kLargestGumbel) + slack(x)) continue;
-        if (!drawn) words = philox(p.seed, p.step, static_cast<uint32_t>(first) / 4), drawn = true;
-        const float u = uniform_of(words.word[j]);
+        v[j] = i < vocab ? fixed(raw4[j], i) : -INFINITY;
+        const float x = v[j] * inverse_f32;
+        if (!cut.keeps(v[j], i) || bar - x > static_cast<float>(kLargestGumbel) + slack(x)) v[j] = -INFINITY;
+        any = any || v[j] > -INFINITY;
+      }
+      if (!any) return;
+      const Words words = philox(p.seed, p.step, static_cast<uint32_t>(first) / 4);  // once, whichever of the four want it
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (v[j] == -INFINITY) continue;
+        const int i = first + j;
+        const float u = uniform_of(words.word[j]), x = v[j] * inverse_f32;
         if (1.0f - u > __expf(x - bar + slack(x))) continue;
-        const double exact = multiply(static_cast<double>(v), inverse);
+        const double exact = multiply(static_cast<double>(v[j]), inverse);
         if (exact < least) continue;
         const double entry = race_entry(exact, u);
         if (entry > best || (entry == best && i < token)) best = entry, token = i, bar = static_cast<float>(best);
