@@ -19,7 +19,7 @@ struct NamedFeature {
   const char* name;
   uint32_t bit;
 };
-constexpr std::array<NamedFeature, 14> kNames{{{"avx2", kAvx2},
+constexpr std::array<NamedFeature, 15> kNames{{{"avx2", kAvx2},
                                                {"fma", kFma},
                                                {"f16c", kF16c},
                                                {"avx512f", kAvx512f},
@@ -32,7 +32,8 @@ constexpr std::array<NamedFeature, 14> kNames{{{"avx2", kAvx2},
                                                {"amx-int8", kAmxInt8},
                                                {"amx-bf16", kAmxBf16},
                                                {"avx512fp16", kAvx512fp16},
-                                               {"avx512vbmi", kAvx512vbmi}}};
+                                               {"avx512vbmi", kAvx512vbmi},
+                                               {"avx512vbmi2", kAvx512vbmi2}}};
 
 #if defined(__x86_64__)
 // The register sets that the system saves on a context switch: bits 1, 2 SSE and AVX; 5 to 7 AVX-512; 17, 18 AMX.
@@ -105,6 +106,7 @@ uint32_t detect_features() {
     if ((b >> 30) & 1u) found |= kAvx512bw;
     if ((b >> 31) & 1u) found |= kAvx512vl;
     if ((c >> 1) & 1u) found |= kAvx512vbmi;
+    if ((c >> 6) & 1u) found |= kAvx512vbmi2;
     if ((c >> 11) & 1u) found |= kAvx512vnni;
     if ((d >> 23) & 1u) found |= kAvx512fp16;
   }
@@ -135,7 +137,7 @@ std::span<const IsaLevel> isa_levels() {
 #endif
   static const auto levels = std::to_array<IsaLevel>({
 #if defined(__x86_64__)
-    {"amx", kAvx512Needs | kAvx512vnni | kAvx512bf16 | kAvx512fp16 | kAvx512vbmi | kAmxTile | kAmxInt8 | kAmxBf16, &amx},
+    {"amx", kAvx512Needs | kAvx512vnni | kAvx512bf16 | kAvx512fp16 | kAvx512vbmi | kAvx512vbmi2 | kAmxTile | kAmxInt8 | kAmxBf16, &amx},
         {"avx512bf16", kAvx512Needs | kAvx512vnni | kAvx512bf16, &avx512bf16}, {"avx512vnni", kAvx512Needs | kAvx512vnni, &avx512vnni},
         {"avx512", kAvx512Needs, &avx512}, {"avx2", kAvx2Needs, &avx2},
 #endif

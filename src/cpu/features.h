@@ -26,6 +26,7 @@ enum CpuFeature : uint32_t {
   kAmxBf16 = 1u << 11,
   kAvx512fp16 = 1u << 12,
   kAvx512vbmi = 1u << 13,
+  kAvx512vbmi2 = 1u << 14,
 };
 
 // Bits of CpuFeature that may be used: announced by CPUID, their registers saved by the system (XCR0), and for AMX the kernel's

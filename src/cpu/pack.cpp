@@ -177,6 +177,12 @@ void lay_out(Segment& s, int n_rows, int in, int group) {
   if (s.codec == Codec::fp8 && !s.wide) s.scale_stride = (in + kScaleBlock - 1) / kScaleBlock;
 }
 
+namespace {
+
+size_t wide_row_count(const Segment& s) { return static_cast<size_t>(s.n_groups) * kWideRows; }
+
+}  // namespace
+
 void add_segment(CpuPacked& packed, Segment segment) {
   packed.padded_in = round_up(packed.in, kChunk);
   packed.out += segment.n_rows;
@@ -184,6 +190,7 @@ void add_segment(CpuPacked& packed, Segment segment) {
   packed.needs_own_input = packed.needs_own_input || packed.padded_in != packed.in || !segment.perm.empty();
   packed.any_wide = packed.any_wide || segment.wide;
   packed.any_rounds = packed.any_rounds || segment.rounds_activations();
+  if (segment.wide) segment.exponents = std::make_shared<uint8_t[]>(static_cast<size_t>(packed.n_matrices) * wide_row_count(segment));
   packed.segments.push_back(std::move(segment));
 }
 
@@ -191,7 +198,8 @@ size_t CpuPacked::bytes() const {
   size_t total = 0;
   for (const Segment& s : segments) {
     const size_t matrices = s.matrix_bytes == 0 ? 0 : static_cast<size_t>(n_matrices);
-    total += s.matrix_bytes * matrices + (s.scales.size() + s.bias.size()) * sizeof(float) + s.perm.size() * sizeof(int32_t);
+    total += (s.matrix_bytes + (s.wide ? wide_row_count(s) : 0)) * matrices + (s.scales.size() + s.bias.size()) * sizeof(float) +
+             s.perm.size() * sizeof(int32_t);
   }
   return total;
 }
@@ -221,7 +229,8 @@ WideRows CpuPacked::wide_rows(const Segment& s, int matrix, int row, int n) cons
           .n_units = s.n_blocks,
           .unit_bytes = s.block_bytes,
           .unit_elems = s.block_elems,
-          .header_bytes = s.header_bytes};
+          .header_bytes = s.header_bytes,
+          .exponents = s.exponents.get() + static_cast<size_t>(matrix) * wide_row_count(s) + row};
 }
 
 std::shared_ptr<const CpuPacked> pack_weights(std::span<const LinearSource> sources, HugeMemory& memory, ThreadPool& pool,

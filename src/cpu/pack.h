@@ -29,7 +29,9 @@ struct Segment {
   int n_blocks = 0, block_elems = 0, block_bytes = 0;
   size_t matrix_bytes = 0;  // from one matrix of the stack to the next
   std::shared_ptr<std::byte> data;
-  int header_bytes = 0;       // of a wide unit
+  int header_bytes = 0;  // of a wide unit
+  // Of a wide segment, see WideRows: [matrices][rows in whole groups], zero at first, written by the kernels.
+  std::shared_ptr<uint8_t[]> exponents;
   std::vector<float> scales;  // fp8 that is not wide: [matrices][ceil(rows / 128)][scale_stride]
   int64_t scale_stride = 0;
   std::vector<float> bias;    // [n_rows] or empty

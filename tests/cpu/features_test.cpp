@@ -23,8 +23,10 @@ TEST(Features, TakesTheBestLevelWhoseNeedsAreMet) {
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16).name, "avx512bf16");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16 | kAmxTile | kAmxInt8).name, "avx512bf16");
   EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16 | kAmxTile | kAmxInt8 | kAmxBf16).name, "avx512bf16");
-  EXPECT_STREQ(select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16 | kAvx512fp16 | kAvx512vbmi | kAmxTile | kAmxInt8 | kAmxBf16).name,
-               "amx");
+  EXPECT_STREQ(
+      select_kernels(kAllAvx512 | kAvx512vnni | kAvx512bf16 | kAvx512fp16 | kAvx512vbmi | kAvx512vbmi2 | kAmxTile | kAmxInt8 | kAmxBf16)
+          .name,
+      "amx");
 }
 
 TEST(Features, ForcedLevelIsTakenOrRefused) {

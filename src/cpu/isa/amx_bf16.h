@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/isa/amx_blocks.h"
+#include "cpu/isa/amx_chunk.h"
 #include "cpu/isa/bf16_form.h"
 
 namespace cachalot::cpu {
@@ -29,7 +30,8 @@ struct RowPair {
 };
 template <Codec C>
 inline RowPair row_pair(const WideRows& w, const uint8_t* first, const uint8_t* second) {
-  return {.shape = &w, .group = {first, second}, .factors = {row_factors<C>(w, first), row_factors<C>(w, second)}};
+  const int64_t bytes = static_cast<int64_t>(w.n_units) * w.unit_bytes;
+  return {.shape = &w, .group = {first, second}, .factors = {row_factors<C>(w, first, bytes), row_factors<C>(w, second, bytes)}};
 }
 
 // A pair and the tiles of tokens that it is multiplied with at a time.
@@ -43,6 +45,7 @@ struct Results {
   void (*take)(const void* context, const Item& item, const uint8_t* sums);
 };
 
+// Asks for what comes a few kilobytes later in two groups, of which [begin, end) is read now.
 inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t begin, int64_t end) {
   constexpr int64_t kAhead = 4096;
   for (int64_t i = begin; i < end; i += kRowBytes) {
@@ -50,26 +53,93 @@ inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t be
     __builtin_prefetch(second + kAhead + i, 0, 2);
   }
 }
+constexpr int64_t kAskedBytes = 4096;  // ahead of the chunk that is opened
+// Lines of a chunk of a group, scales included.
+template <Codec C>
+constexpr int chunk_lines() {
+  switch (C) {
+    case Codec::q5_0:
+    case Codec::q5_k: return 6;
+    case Codec::q5_1:
+    case Codec::q6_k: return 7;
+    case Codec::q8_0:
+    case Codec::int8:
+    case Codec::fp8: return 9;
+    case Codec::f16: return 16;
+    default: return 5;
+  }
+}
 
-inline uint8_t* ring_slot(uint8_t* ring, int64_t number, int64_t mask = kRingChunks - 1) { return ring + (number & mask) * kPairBytes; }
+constexpr int64_t kRingMask = (kRingChunks - 1) * kPairBytes;
 
-// Opens chunks [begin, end) of a pair: chunk c to slot (slot + c) & mask of `memory`. Calls between(c, Step<0..7>) on the way.
-template <Codec C, typename Between>
-inline void open_chunks(const RowPair& w, int64_t begin, int64_t end, uint8_t* memory, int64_t slot, int64_t mask, const Between& between) {
+// What is done while a chunk is opened: nothing, or the products of an earlier one.
+struct NoProducts {
+  template <int N>
+  void operator()(Step<N>) const {}
+  template <Codec C>
+  __attribute__((always_inline)) void open(const ClosedChunk& rows, uint8_t* to) const {
+    open_and_multiply<C, 0>(rows, to, &to, to);
+  }
+};
+template <int M>
+struct Products {
+  static constexpr int kParts = 2 * kOpenSteps;
+  const uint8_t* tokens[M];
+  const uint8_t* ring;
+  int64_t from;  // bytes from the ring's begin to the chunk that is multiplied
+
+  __attribute__((always_inline)) void pass() {
+    for (int m = 0; m < M; ++m) tokens[m] += kTileBytes;
+    from = (from + kPairBytes) & kRingMask;
+  }
+  // Part N of a chunk's.
+  template <int N>
+  __attribute__((always_inline)) void operator()(Step<N>) {
+    using Block = TileBlock<M>;
+    Block::template multiply_pieces<Block::kProducts * N / kParts, Block::kProducts*(N + 1) / kParts>(tokens, ring + from);
+    if constexpr (N == kParts - 1) pass();
+  }
+  template <Codec C>
+  __attribute__((always_inline)) void open(const ClosedChunk& rows, uint8_t* to) {
+    open_and_multiply<C, M>(rows, to, tokens, ring + from);
+    pass();
+  }
+  __attribute__((always_inline)) void multiply() {
+    TileBlock<M>::multiply_pieces(tokens, ring + from);
+    pass();
+  }
+};
+
+// Opens chunks [begin, end) of a pair, which `after` follows: chunk c to `memory` at (slot + c) * kPairBytes & mask.
+template <Codec C, typename Meanwhile>
+__attribute__((always_inline)) inline void open_chunks(const RowPair& w, const RowPair& after, int64_t begin, int64_t end, uint8_t* memory,
+                                                       int64_t slot, int64_t mask, Meanwhile&& meanwhile) {
   const int per_unit = w.chunks_per_unit();
   const int64_t unit_bytes = w.shape->unit_bytes, chunk_bytes = unit_bytes / per_unit, unit = begin / per_unit;
+  const int64_t group_bytes = w.shape->n_units * unit_bytes;
   const uint8_t *first = w.group[0] + unit * unit_bytes, *second = w.group[1] + unit * unit_bytes;
-  int64_t at = begin;
-  for (auto c = static_cast<int>(begin - unit * per_unit); at < end; c = 0, first += unit_bytes, second += unit_bytes) {
+  int64_t to = ((slot + begin) * kPairBytes) & mask;
+  for (auto c = static_cast<int>(begin - unit * per_unit); begin < end; c = 0, first += unit_bytes, second += unit_bytes) {
     const WideCodec<C> codec_0(Unit{first, 0}), codec_1(Unit{second, 0});
     const OpenUnit<C> unit_0(codec_0, *w.shape, w.factors[0].up), unit_1(codec_1, *w.shape, w.factors[1].up);
-    for (; c < per_unit && at < end; ++c, ++at) {
-      ask_for_pair(first, second, c * chunk_bytes, (c + 1) * chunk_bytes);
-      uint8_t* const to = ring_slot(memory, slot + at, mask);
-      unit_0.open(
-          c, to, [=](auto step) __attribute__((always_inline)) { between(at, step); });
-      unit_1.open(
-          c, to + kTileBytes, [=](auto step) __attribute__((always_inline)) { between(at, Step<kOpenSteps + step.value>{}); });
+    const int64_t here = first - w.group[0] + kAskedBytes, behind = here - group_bytes;
+    const uint8_t* ask_0 = (behind < 0 ? w.group[0] + here : after.group[0] + behind) + c * chunk_bytes;
+    const uint8_t* ask_1 = (behind < 0 ? w.group[1] + here : after.group[1] + behind) + c * chunk_bytes;
+    const int c_end = end - begin < per_unit - c ? c + static_cast<int>(end - begin) : per_unit;
+    for (; c < c_end; ++c, ++begin, ask_0 += chunk_bytes, ask_1 += chunk_bytes, to = (to + kPairBytes) & mask) {
+      ask_for_lines<chunk_lines<C>()>(ask_0);
+      ask_for_lines<chunk_lines<C>()>(ask_1);
+      if constexpr (kInAssembly<C>) {
+        ClosedChunk rows{.codes = {codes_of_chunk<C>(codec_0, c), codes_of_chunk<C>(codec_1, c)}, .scale = {}, .minus = {}};
+        unit_0.load_factors(c, rows.scale[0], rows.minus[0]);
+        unit_1.load_factors(c, rows.scale[1], rows.minus[1]);
+        meanwhile.template open<C>(rows, memory + to);
+      } else {
+        unit_0.open(
+            c, memory + to, [&](auto step) __attribute__((always_inline)) { meanwhile(step); });
+        unit_1.open(
+            c, memory + to + kTileBytes, [&](auto step) __attribute__((always_inline)) { meanwhile(Step<kOpenSteps + step.value>{}); });
+      }
     }
   }
 }
@@ -86,30 +156,24 @@ template <Codec C, int M>
 void multiply_item(const Item& item, const Item* next, const Item* before, const uint8_t* a, Ring ring, uint8_t* sums,
                    const uint8_t* sums_before, const Results& results) {
   using Block = TileBlock<M>;
-  constexpr int kParts = 2 * kOpenSteps;
-  const int64_t n = item.pair.chunks(), a_step = n * kTileBytes, ahead = n < kAheadChunks ? n : kAheadChunks;
+  const int64_t n = item.pair.chunks(), ahead = n < kAheadChunks ? n : kAheadChunks;
   const int64_t take_at = n < kFinishChunk ? n : kFinishChunk;
+  const RowPair& after = next != nullptr ? next->pair : item.pair;
   const struct {
     const RowPair* pair;
     int64_t begin, end, slot;
   } parts[] = {{&item.pair, ahead, take_at, ring.slot},
                {&item.pair, take_at, n, ring.slot},
-               {next != nullptr ? &next->pair : nullptr, 0, next != nullptr ? ahead : 0, ring.slot + n}};
+               {&after, 0, next != nullptr ? ahead : 0, ring.slot + n}};
+  Products<M> products{.tokens = {}, .ring = ring.memory, .from = (ring.slot * kPairBytes) & kRingMask};
+  for (int m = 0; m < M; ++m) products.tokens[m] = a + m * n * kTileBytes;
   Block::zero();
+  compiler_barrier();
   for (const auto& part : parts) {
-    const int64_t late = (part.slot - ring.slot) - ahead;  // chunk c of the part is opened while c + late of the item is multiplied
-    const uint8_t* const tokens = a + late * kTileBytes;
-    uint8_t* const memory = ring.memory;
-    const int64_t slot = ring.slot + late;
-    const auto multiply = [=](int64_t c, auto step) __attribute__((always_inline)) {
-      constexpr int kBegin = Block::kProducts * step.value / kParts, kEnd = Block::kProducts * (step.value + 1) / kParts;
-      Block::template multiply_range<kBegin, kEnd>(tokens + c * kTileBytes, a_step, ring_slot(memory, slot + c), kTileBytes);
-    };
-    if (part.pair != nullptr) open_chunks<C>(*part.pair, part.begin, part.end, ring.memory, part.slot, kRingChunks - 1, multiply);
+    open_chunks<C>(*part.pair, after, part.begin, part.end, ring.memory, part.slot, kRingMask, products);
     if (&part == parts && before != nullptr) results.take(results.context, *before, sums_before);
   }
-  for (int64_t c = next != nullptr ? n : n - ahead; c < n; ++c)
-    Block::multiply_range(a + c * kTileBytes, a_step, ring_slot(ring.memory, ring.slot + c), kTileBytes);
+  for (int64_t c = next != nullptr ? n : n - ahead; c < n; ++c) products.multiply();
   Block::store(sums, kPairBytes);
 }
 // Tiles of weights: chunk c of group g at data + c chunk_step + g group_step. Those of bf16 lie like that, others were opened.
@@ -117,6 +181,8 @@ struct WeightTiles {
   const uint8_t* data;
   int64_t chunk_step, group_step;
 };
+// A tile store that comes a microsecond after the one before takes 900 cycles, whatever it stores; so one is made every few chunks.
+constexpr int kStoreChunks = 8;
 template <int M>
 void multiply_tiles(const WeightTiles& w, int64_t chunks, const uint8_t* a, bool asks, uint8_t* sums) {
   using Block = TileBlock<M>;
@@ -125,6 +191,7 @@ void multiply_tiles(const WeightTiles& w, int64_t chunks, const uint8_t* a, bool
   Block::zero();
   for (int64_t c = 0; c < chunks; ++c, a += kTileBytes, b += w.chunk_step) {
     if (asks) ask_for_pair(b, b + w.group_step, 0, kTileBytes);
+    if (c % kStoreChunks == 0) tile_store<7>(sums, kRowBytes);
     Block::multiply_range(a, a_step, b, w.group_step);
   }
   Block::store(sums, kPairBytes);
@@ -157,7 +224,7 @@ inline void multiply_whole_pairs(int n_pairs, const PairAt& pair_at, const uint8
     WeightTiles weights{.data = item.pair.group[0], .chunk_step = kTileBytes, .group_step = item.pair.group[1] - item.pair.group[0]};
     uint8_t* const sums = scratch + (chunks < kRingChunks ? kRingChunks : chunks) * kPairBytes;
     if constexpr (C != Codec::bf16) {
-      open_chunks<C>(item.pair, 0, chunks, scratch, 0, ~int64_t{0}, [](int64_t, auto) {});
+      open_chunks<C>(item.pair, item.pair, 0, chunks, scratch, 0, ~int64_t{0}, NoProducts{});
       weights = {.data = scratch, .chunk_step = kPairBytes, .group_step = kTileBytes};
     }
     for (int i = 0; i < blocks.n(); ++i) {
@@ -175,7 +242,7 @@ inline void multiply_pairs_in_ring(int n_pairs, const PairAt& pair_at, const uin
   uint8_t *sums = scratch + kRingChunks * kPairBytes, *sums_before = sums + kSumsBytes;
   Item before{}, item = blocks.first(pair_at(0), 0), next{};
   const int64_t chunks = item.pair.chunks();
-  open_chunks<C>(item.pair, 0, chunks < kAheadChunks ? chunks : kAheadChunks, ring.memory, 0, kRingChunks - 1, [](int64_t, auto) {});
+  open_chunks<C>(item.pair, item.pair, 0, chunks < kAheadChunks ? chunks : kAheadChunks, ring.memory, 0, kRingMask, NoProducts{});
   for (int i = 0, n_items = n_pairs * blocks.n(); i < n_items; ++i) {
     const int block = (i + 1) % blocks.n();
     const bool last = i + 1 == n_items;
@@ -311,7 +378,12 @@ void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p,
   const int64_t chunks = static_cast<int64_t>(gate.n_units) * gate.unit_elems / kChunk;
   const int n_tiles = tiles_of(p.n_tokens), n_groups = (gate.n_rows + kWideRows - 1) / kWideRows;
   const int block = tokens_block(chunks);
-  const auto pair_at = [&](int g) { return row_pair<C>(gate, gate.data + g * group_bytes, up.data + g * group_bytes); };
+  const auto pair_at = [&](int g) {
+    const uint8_t *const first = gate.data + g * group_bytes, *const second = up.data + g * group_bytes;
+    return RowPair{.shape = &gate,
+                   .group = {first, second},
+                   .factors = {row_factors<C>(gate, first, group_bytes), row_factors<C>(up, second, group_bytes)}};
+  };
   const SwigluResults context{p, h, h_chunks};
   const Results results{&context, [](const void* from, const Item& item, const uint8_t* sums) {
                           static_cast<const SwigluResults*>(from)->finish(item, sums);

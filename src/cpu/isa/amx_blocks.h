@@ -48,6 +48,21 @@ struct TileBlock {
     if constexpr (m == 0 || turn == 1) tile_load<7>(b + n * b_step, kRowBytes);
     tile_dot_bf16<2 * m + n, 6, 7>();
   }
+  // The same with tiles of tokens at a[0..M) and groups of weights side by side, by tile_load_piece.
+  template <int kProduct>
+  static void multiply_piece(const uint8_t* const* a, const uint8_t* b) {
+    constexpr int m = kProduct / 2, turn = kProduct % 2, n = m % 2 == 0 ? turn : 1 - turn;
+    if constexpr (turn == 0) tile_load_piece<6, 0>(a[m]);
+    if constexpr (m == 0 || turn == 1) tile_load_piece<7, n * kTileBytes>(b);
+    tile_dot_bf16<2 * m + n, 6, 7>();
+  }
+  template <int kBegin = 0, int kEnd = kProducts>
+  static void multiply_pieces(const uint8_t* const* a, const uint8_t* b) {
+    if constexpr (kBegin < kEnd) {
+      multiply_piece<kBegin>(a, b);
+      multiply_pieces<kBegin + 1, kEnd>(a, b);
+    }
+  }
   // Products [kBegin, kEnd) of a chunk.
   template <int kBegin = 0, int kEnd = kProducts>
   static void multiply_range(const uint8_t* a, int64_t a_step, const uint8_t* b, int64_t b_step) {

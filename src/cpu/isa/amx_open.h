@@ -52,20 +52,19 @@ constexpr OpenBounds open_bounds() {
 struct RowFactors {
   F up, down;
 };
-inline RowFactors factors_for(F bound) {
-  // Exponents, biased: up = 2^(13 - e) for bound < 2^(e + 1), and activations and f16 took 2^(64 - 112).
-  const I exponent = _mm512_max_epi32(_mm512_srli_epi32(as_int(bound), 23), iset1(40));
+inline RowFactors factors_of(I exponent) {  // biased, of the bounds
+  // up = 2^(13 - e) for bound < 2^(e + 1), and activations and f16 took 2^(64 - 112).
   return {as_float(shl(isub(iset1(13 + 2 * 127), exponent), 23)), as_float(shl(iadd(exponent, iset1(112 - 64 - 13)), 23))};
 }
+inline I exponents_of(F bound) { return _mm512_max_epi32(_mm512_srli_epi32(as_int(bound), 23), iset1(40)); }
 // Of a group of w.
 template <Codec C>
-inline RowFactors row_factors(const WideRows& w, const uint8_t* unit) {
-  if constexpr (C == Codec::bf16 || C == Codec::f16) return {set1(1.0f), set1(1.0f / kActivationFactor)};  // not through f16
+inline I row_exponents(const WideRows& w, const uint8_t* unit) {
   if constexpr (C == Codec::fp8) {
     const auto* const scales = reinterpret_cast<const float*>(unit);
     F bound = zero();
     for (int i = 0; i < w.header_bytes / 4; i += kWidth) bound = vmax(bound, vabs(load(scales + i)));
-    return factors_for(set1(448.0f * reduce_max(bound)));
+    return exponents_of(set1(448.0f * reduce_max(bound)));
   } else {
     constexpr OpenBounds kBounds = open_bounds<C>();
     F bound = zero();
@@ -80,8 +79,26 @@ inline RowFactors row_factors(const WideRows& w, const uint8_t* unit) {
       }
       bound = vmax(bound, here);
     }
-    return factors_for(bound);
+    return exponents_of(bound);
   }
+}
+// Every unit's scale counts, so the exponents are kept where w has room for them: finding them reads a line of every unit long before
+// its codes, and short units are little more than that.
+template <Codec C>
+inline RowFactors row_factors(const WideRows& w, const uint8_t* group, int64_t group_bytes) {
+  if constexpr (C == Codec::bf16 || C == Codec::f16) return {set1(1.0f), set1(1.0f / kActivationFactor)};  // not through f16
+  if (w.exponents == nullptr) return factors_of(row_exponents<C>(w, group));
+  auto* const kept = reinterpret_cast<uint64_t*>(w.exponents + (group - w.data) / group_bytes * kWideRows);
+  // Two threads may find them at once, and write the same. None is zero; the second word is written last.
+  if (const uint64_t second = __atomic_load_n(kept + 1, __ATOMIC_ACQUIRE); second != 0) {
+    const uint64_t first = __atomic_load_n(kept, __ATOMIC_RELAXED);
+    return factors_of(_mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first))));
+  }
+  const I exponents = row_exponents<C>(w, group);
+  const __m128i bytes = _mm512_cvtepi32_epi8(exponents);
+  __atomic_store_n(kept, static_cast<uint64_t>(_mm_extract_epi64(bytes, 0)), __ATOMIC_RELAXED);
+  __atomic_store_n(kept + 1, static_cast<uint64_t>(_mm_extract_epi64(bytes, 1)), __ATOMIC_RELEASE);
+  return factors_of(exponents);
 }
 
 // Scales and minima of a unit's rows, times `up`, in pairs of f16.
@@ -232,6 +249,9 @@ class HalfCodes {
 // bf16 of 2^-112 times the f16: the product is a / 8 rounded, its sign spread over the upper bits.
 inline I brain_of_half(I a) { return iand(_mm512_mulhrs_epi16(a, words(0x1000)), words(0x8fff)); }
 
+// A store that keeps its place among tile loads, which are volatile assembly too.
+inline void store_opened(uint8_t* p, I a) { __asm__ volatile("vmovdqa64 %1, %0" : "=m"(*reinterpret_cast<__m512i*>(p)) : "v"(a)); }
+
 template <int kNumber>
 struct Step {
   static constexpr int value = kNumber;
@@ -242,7 +262,8 @@ constexpr int kOpenSteps = 4;  // of a chunk, eight columns each
 // Chunk c of a unit's 16 rows as a tile of pairs: [16 pairs of columns][16 rows][2]. Calls between(Step<0..3>) on the way, so that tiles
 // have work while the vector units do this.
 template <Codec C, typename Between>
-inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, int c, uint8_t* to, const Between& between) {
+__attribute__((always_inline)) inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, int c, uint8_t* to,
+                                                      const Between& between) {
   using D = WideCodec<C>;
   I scale[kChunk / D::kSub], minus = iset1(0);
   scales.load(c, scale, minus);
@@ -255,8 +276,8 @@ inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, i
     const I factor = scale[eight.value * 8 / D::kSub];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
-      _mm512_store_si512(to + kRowBytes * (4 * eight.value + i),
-                         brain_of_half(D::kMinimum ? half_fma(numbers[i], factor, minus) : half_mul(numbers[i], factor)));
+      store_opened(to + kRowBytes * (4 * eight.value + i),
+                   brain_of_half(D::kMinimum ? half_fma(numbers[i], factor, minus) : half_mul(numbers[i], factor)));
   };
   step(Step<0>{});
   step(Step<1>{});
@@ -281,8 +302,14 @@ struct OpenUnit {
   const WideCodec<C>& codec;
   const OpenScales<C> scales;
   OpenUnit(const WideCodec<C>& unit, const WideRows&, F up) : codec(unit), scales(unit, up) {}
+  // Of chunk c in codecs whose chunk has one scale.
+  __attribute__((always_inline)) void load_factors(int c, I& scale, I& minus) const {
+    minus = iset1(0);
+    scales.load(c, &scale, minus);
+    if constexpr (kCentre<C> != 0) minus = half_fma(words(half_of_integer(kCentre<C>)), scale, minus);
+  }
   template <typename Between>
-  void open(int c, uint8_t* to, const Between& between) const {
+  __attribute__((always_inline)) void open(int c, uint8_t* to, const Between& between) const {
     open_chunk<C>(codec, scales, c, to, between);
   }
 };
@@ -297,7 +324,7 @@ struct OpenUnit<Codec::f16> {
   const uint8_t* numbers;
   OpenUnit(const WideCodec<Codec::f16>& codec, const WideRows&, F) : numbers(codec.unit.p) {}
   template <typename Between>
-  void open(int c, uint8_t* to, const Between& between) const {
+  __attribute__((always_inline)) void open(int c, uint8_t* to, const Between& between) const {
     const uint8_t* const from = numbers + c * kTileBytes;
 #pragma GCC unroll 16
     for (int i = 0; i < kChunk / 2; ++i) {
@@ -306,7 +333,7 @@ struct OpenUnit<Codec::f16> {
       if (i == 8) between(Step<2>{});
       if (i == 12) between(Step<3>{});
       const F low = load_f16(from + kRowBytes * i), high = load_f16(from + kRowBytes * i + kRowBytes / 2);
-      _mm512_store_si512(to + kRowBytes * i, interleave(reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low))));
+      store_opened(to + kRowBytes * i, interleave(reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low))));
     }
   }
 };
@@ -318,7 +345,7 @@ struct OpenUnit<Codec::fp8> {
   OpenUnit(const WideCodec<Codec::fp8>& codec, const WideRows& w, F factor)
       : block_scales(reinterpret_cast<const float*>(codec.unit.p)), codes(codec.unit.p + w.header_bytes), up(factor) {}
   template <typename Between>
-  void open(int c, uint8_t* to, const Between& between) const {
+  __attribute__((always_inline)) void open(int c, uint8_t* to, const Between& between) const {
     constexpr int kScaleColumns = 128;
     constexpr float kHalfTooSmall = 256.0f;  // E4M3 read as f16; see load_e4m3
     const I factor = half_pairs(mul(set1(kHalfTooSmall * block_scales[c * kChunk / kScaleColumns]), up)), mask = words(0xbf80);
@@ -331,8 +358,8 @@ struct OpenUnit<Codec::fp8> {
       const I code = load_bytes(codes + (c * kSteps + i) * kRowBytes);
       const I even = iand(_mm512_srai_epi16(shl16(code, 8), 1), mask), odd = iand(_mm512_srai_epi16(code, 1), mask);
       uint8_t* const out = to + kRowBytes * (i / 2 * 4 + i % 2);
-      _mm512_store_si512(out, brain_of_half(half_mul(interleave(even), factor)));
-      _mm512_store_si512(out + 2 * kRowBytes, brain_of_half(half_mul(interleave(odd), factor)));
+      store_opened(out, brain_of_half(half_mul(interleave(even), factor)));
+      store_opened(out + 2 * kRowBytes, brain_of_half(half_mul(interleave(odd), factor)));
     }
   }
 };

@@ -37,6 +37,21 @@ template <int kTile>
 inline void tile_load(const void* p, ptrdiff_t stride) {
   __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
 }
+// A tile that lies in one piece at p + kOffset. Kept in order with other volatile assembly only, not with what the compiler reads and
+// writes: see compiler_barrier.
+template <int kTile, int kOffset>
+inline void tile_load_piece(const void* p) {
+  __asm__ volatile("tileloadd %c1(%2,%3,1), %%tmm%c0" ::"i"(kTile), "i"(kOffset), "r"(p), "r"(ptrdiff_t{64}));
+}
+inline void compiler_barrier() { __asm__ volatile("" ::: "memory"); }
+// Asks for lines of memory to come to the second cache. Assembly, as the compiler drops loops of nothing but its own prefetches.
+template <int kLines, int kLine = 0>
+inline void ask_for_lines(const void* p) {
+  if constexpr (kLine < kLines) {
+    __asm__ volatile("prefetcht1 %c1(%0)" ::"r"(p), "i"(kLine * 64));
+    ask_for_lines<kLines, kLine + 1>(p);
+  }
+}
 template <int kTile>
 inline void tile_store(void* p, ptrdiff_t stride) {
   __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(p), "r"(stride) : "memory");

@@ -140,6 +140,8 @@ struct WideRows {
   const uint8_t* data = nullptr;  // [n_groups][n_units][unit_bytes]
   int n_rows = 0, n_units = 0, unit_bytes = 0, unit_elems = 0;
   int header_bytes = 0;  // of a unit, before its codes; fp8 only
+  // [n_rows in whole groups] or null: exponents of the rows' bounds, which products on tiles find once and keep here; 0: not known yet.
+  uint8_t* exponents = nullptr;
 };
 struct WideProduct {
   const QuantisedRow* x = nullptr;     // [n_tokens]; of integers
