@@ -126,6 +126,35 @@ void expect_bf16(const LinearSource& s, const Tokens& tokens, const std::vector<
   }
 }
 
+TEST_F(Tiles, KeptExponentsChangeNothing) {
+  HugeMemory memory;
+  ThreadPool pool(1);
+  std::vector<Format> formats = wide_formats();
+  formats.push_back(Format::fp8_block);
+  for (const Format format : formats) {
+    constexpr int kOut = 75, kTokens = 40;
+    const LinearSource s = random_source({.format = format, .out = kOut, .in = test::rounded_to_blocks(format, 1280)}, 3);
+    const auto packed = pack_weights({&s, 1}, memory, pool, &table_->wide);
+    const Segment& segment = packed->segments[0];
+    WideRows weights = packed->wide_rows(segment, 0, 0, kOut);
+    ASSERT_NE(weights.exponents, nullptr);
+    EXPECT_EQ(weights.exponents[0], 0) << "known before any product";
+    const std::vector<float> bias = random_floats(kOut, 8);
+    Tokens found(*table_, kTokens, s.in, kOut), kept(*table_, kTokens, s.in, kOut), not_kept(*table_, kTokens, s.in, kOut);
+    const auto multiply = [&](Tokens& tokens) {
+      tokens.lay_out_bf16(*table_);
+      table_->tiles.bf16[static_cast<int>(segment.codec)](weights, tokens.product(bias));
+    };
+    multiply(found);
+    EXPECT_NE(weights.exponents[0], 0);
+    multiply(kept);
+    weights.exponents = nullptr;
+    multiply(not_kept);
+    ASSERT_EQ(std::memcmp(kept.y.data(), found.y.data(), found.y.size() * sizeof(float)), 0) << info(format).name;
+    ASSERT_EQ(std::memcmp(not_kept.y.data(), found.y.data(), found.y.size() * sizeof(float)), 0) << info(format).name;
+  }
+}
+
 TEST_F(Tiles, Bf16ProductsKeepTheirBound) {
   HugeMemory memory;
   ThreadPool pool(1);

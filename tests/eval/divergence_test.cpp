@@ -182,7 +182,7 @@ TEST(LogitFile, RefusesBadFilesByName) {
 
 TEST(Kl, FileAndDirectComparisonAgree) {
   for (const char* name : {"llama-gqa", "deepseek-v2"}) {
-    TestModel base = load_model(testdata(std::string("golden/") + name), make_cpu_ops({.n_threads = 2}));
+    TestModel base = load_model(testdata(std::string("golden/") + name), make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
     const auto ids = read_golden(testdata(std::string("golden/") + name)).input_ids;
     const TempDir folder;
     const PerplexityOptions options{.method = PerplexityMethod::llama, .window = 32, .bos_id = 0};
@@ -199,7 +199,7 @@ TEST(Kl, FileAndDirectComparisonAgree) {
     EXPECT_NEAR(same.nll, ppl.mean_nll, 1e-6);
     EXPECT_LE(same.base_nll, ppl.mean_nll + 1e-3);  // the file ends 16 nats below the largest
 
-    TestModel rounded = load_model(testdata(std::string("golden/") + name), make_cpu_ops({.n_threads = 2}));
+    TestModel rounded = load_model(testdata(std::string("golden/") + name), make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
     const ModelOnOps a{*base.ops, base.decoder}, b{*rounded.ops, rounded.decoder};
     const Divergence direct = divergence_between(a, b, ids, options).result();
     EXPECT_EQ(direct.tokens, same.tokens);
@@ -210,7 +210,7 @@ TEST(Kl, FileAndDirectComparisonAgree) {
 }
 
 TEST(Kl, RefusesAnotherVocabulary) {
-  TestModel model = load_model(testdata("golden/llama-gqa"), make_cpu_ops({.n_threads = 2}));
+  TestModel model = load_model(testdata("golden/llama-gqa"), make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
   const TempDir folder;
   const std::vector<int> tokens{0, 1, 2, 3};
   LogitFileWriter writer(folder.path() / "base", 4, 9, tokens);
@@ -223,7 +223,7 @@ TEST(Kl, RefusesAnotherVocabulary) {
 
 TEST(SequenceRunner, KeepsACommonBeginningAndContinuesGreedily) {
   for (const char* name : {"llama-gqa", "deepseek-v3"}) {
-    TestModel model = load_model(testdata(std::string("golden/") + name), make_cpu_ops({.n_threads = 2}));
+    TestModel model = load_model(testdata(std::string("golden/") + name), make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
     const Golden golden = read_golden(testdata(std::string("golden/") + name));
     const std::vector<int> ids(golden.input_ids.begin(), golden.input_ids.begin() + 48);
     std::vector<int> other(ids.begin(), ids.end() - 8);

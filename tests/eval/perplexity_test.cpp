@@ -86,7 +86,7 @@ TEST_P(TrainedModel, ReproducesItsReference) {
   const JsonValue entry = reference.root().at("eval").at(domain == "wikitext2" ? "wikitext2-test.txt" : domain + ".txt");
   const Tokenizer tokenizer = Tokenizer::from_json(read_text_file(folder / "tokenizer.json"), "tokenizer.json");
   const std::string text = read_text_file(testdata("text/" + domain + (domain == "wikitext2" ? "/wiki.test.raw" : "/eval.txt")));
-  TestModel model = load_model(folder, make_cpu_ops({}));
+  TestModel model = load_model(folder, make_cpu_ops({.bf16_prompts = false}));
   const PerplexityResult result = perplexity(*model.ops, model.decoder, tokenizer.encode(text), {.max_windows = 200, .bos_id = 0});
   EXPECT_EQ(result.windows, entry.at("windows").integer());
   EXPECT_NEAR(result.mean_nll / entry.at("mean_nll").number(), 1.0, 1e-3);

@@ -20,7 +20,7 @@ using testing::SizeIs;
 struct Tiny {
   std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open(testdata("tiny-v2"));
   Tokenizer tokenizer = Tokenizer::from_json(checkpoint->tokenizer_json(), "tokenizer.json", {});
-  TestModel model = load_model(testdata("tiny-v2"), make_cpu_ops({.n_threads = 2}));
+  TestModel model = load_model(testdata("tiny-v2"), make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
   [[nodiscard]] ModelOnOps on_ops() const { return {*model.ops, model.decoder}; }
 
   [[nodiscard]] TurnsPlan plan(int answer_tokens, int max_tokens) const {

@@ -27,7 +27,7 @@ const Backend& ref_backend() {
   return backend;
 }
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu", [] { return make_cpu_ops({}); }, 1e-4f, 2e-5f};
+  static const Backend backend{"cpu", [] { return make_cpu_ops({.bf16_prompts = false}); }, 1e-4f, 2e-5f};
   return backend;
 }
 

@@ -117,7 +117,7 @@ std::vector<int> sample_tokens(const char* domain, size_t n) {
 }
 
 TEST(Mtp, PredictsTheTokenAfterTheNext) {
-  Model model(make_cpu_ops({}));
+  Model model(make_cpu_ops({.bf16_prompts = false}));
   for (const char* domain : {"code", "legal"}) {
     const std::vector<int> tokens = sample_tokens(domain, 400);
     const Predictions out = run(model, tokens, false, 400);
@@ -131,7 +131,7 @@ TEST(Mtp, PredictsTheTokenAfterTheNext) {
 
 TEST(Mtp, IsTheSameInChunksAndOnBothBackends) {
   const std::vector<int> tokens = sample_tokens("code", 40);
-  Model cpu(make_cpu_ops({})), ref(make_ref_ops());
+  Model cpu(make_cpu_ops({.bf16_prompts = false})), ref(make_ref_ops());
   const Predictions whole = run(ref, tokens, false, 64), chunks = run(ref, tokens, false, 7), on_cpu = run(cpu, tokens, false, 64);
   const auto largest = [](const std::vector<float>& v) {
     return std::abs(*std::max_element(v.begin(), v.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));

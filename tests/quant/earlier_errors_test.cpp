@@ -42,7 +42,7 @@ struct Tokens {
 };
 
 struct Fixture {
-  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2});
+  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
   ThreadPool pool{2};
   std::vector<float> w = random_floats(size_t{kOut} * kColumns, 2, 0.05f);
 

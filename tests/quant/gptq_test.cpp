@@ -35,7 +35,7 @@ std::vector<float> inputs(int rows, int n, uint64_t seed) {
 View view(std::vector<float>& values, int rows, int cols) { return View::matrix(values.data(), DType::f32, rows, cols); }
 
 struct Fixture {
-  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2});
+  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
   ThreadPool pool{2};
   int n, out = 24, rows = 600;
   std::vector<float> x, w;

@@ -68,8 +68,8 @@ TEST_P(EveryFormat, IsReadBackBitForBitAndRunsAlike) {
     }
     EXPECT_GT(quantized, 6);
     const std::vector<int> ids(30, 7);
-    TestModel file = load_model(out, make_cpu_ops({.n_threads = 2}));
-    TestModel memory{make_cpu_ops({.n_threads = 2}), run.config, {}};
+    TestModel file = load_model(out, make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
+    TestModel memory{make_cpu_ops({.n_threads = 2, .bf16_prompts = false}), run.config, {}};
     memory.decoder = Decoder::load(run.quantizer->quantized(), run.config, *memory.ops, {.max_positions = 64});
     EXPECT_EQ(run_logits(file, ids), run_logits(memory, ids));
   }
@@ -215,8 +215,8 @@ TEST(HfView, AGgufFileGivesWhatItsOriginalGives) {
       expect_equal(a->linear(m.name, m.n_matrices, m.out, m.in), b->linear(m.name, m.n_matrices, m.out, m.in));
     }
     const std::vector<int> ids(20, 9);
-    TestModel one = load_model(folder.path() / "direct", make_cpu_ops({.n_threads = 2})),
-              two = load_model(folder.path() / "through", make_cpu_ops({.n_threads = 2}));
+    TestModel one = load_model(folder.path() / "direct", make_cpu_ops({.n_threads = 2, .bf16_prompts = false})),
+              two = load_model(folder.path() / "through", make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
     EXPECT_LE(max_abs_difference(run_logits(one, ids), run_logits(two, ids)), 1e-4f);
     EXPECT_EQ(one.config.rope.scaling, two.config.rope.scaling);
     EXPECT_EQ(one.config.tied_head, two.config.tied_head);

@@ -33,7 +33,7 @@ struct Gathered {
 
   explicit Gathered(const std::string& name, GatherOptions options = {.window = 32, .head = true})
       : checkpoint(Checkpoint::open(testdata("golden/" + name))), config(read_config(*checkpoint)) {
-    const auto ops = make_cpu_ops({.n_threads = 2});
+    const auto ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
     imatrix = gather_importance(*checkpoint, config, *ops, read_golden(testdata("golden/" + name)).input_ids, options);
     imatrix.file = "imatrix.gguf";
   }
@@ -278,7 +278,7 @@ TEST(Imatrix, RefusesBadFilesByName) {
 // Rounding weighted by a matrix leaves less of the error that the matrix counts.
 TEST(Imatrix, WeighsRoundingErrors) {
   const Gathered run("deepseek-v3");
-  const auto ops = make_cpu_ops({.n_threads = 2});
+  const auto ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
   ThreadPool pool(2);
   auto imatrix = std::make_shared<ImportanceMatrix>(run.imatrix);
   // A column that counts a thousandfold.

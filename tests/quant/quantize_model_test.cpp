@@ -31,7 +31,7 @@ TokenStream stream_of(const std::vector<int>& ids, int window, int domain = 0) {
 struct Quantized {
   std::unique_ptr<Checkpoint> checkpoint;
   Config config;
-  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2});
+  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
   ThreadPool pool{2};
   std::unique_ptr<LayerQuantizer> quantizer;
   QuantizeReport report;
@@ -109,7 +109,7 @@ TEST_P(EveryDenseFamily, ChannelScalesChangeNoLogit) {
   Recipe recipe;
   recipe.method = Method::awq;
   recipe.scheme = {Format::int4_planar, 32, false};
-  const auto ops = make_cpu_ops({.n_threads = 2});
+  const auto ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
   ThreadPool pool(2);
   LayerQuantizer quantizer(model, config, *ops, pool, recipe, 48);
   TokenStream text = stream_of(golden.input_ids, 48), none{.window = 48};
@@ -155,9 +155,9 @@ TEST(QuantizeModel, TheFileHoldsWhatWasMeasured) {
     const TokenStream text = stream_of(golden.input_ids, 48);
     Quantized run(model, recipe, TokenStream{.window = 48}, text, {&sink});
 
-    TestModel written = load_model(file, make_cpu_ops({.n_threads = 2}));
+    TestModel written = load_model(file, make_cpu_ops({.n_threads = 2, .bf16_prompts = false}));
     std::vector<int> ids(golden.input_ids.begin(), golden.input_ids.begin() + 40);
-    TestModel memory{make_cpu_ops({.n_threads = 2}), run.config,
+    TestModel memory{make_cpu_ops({.n_threads = 2, .bf16_prompts = false}), run.config,
                      Decoder::load(run.quantizer->quantized(), run.config, *run.ops, {.max_positions = 96})};
     memory.ops = std::move(run.ops);
     EXPECT_LE(max_abs_difference(run_logits(written, ids), run_logits(memory, ids)), 2e-3f) << name;

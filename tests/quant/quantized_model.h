@@ -40,7 +40,7 @@ struct Writing {
   uint64_t shard_bytes = uint64_t{1} << 30;
   std::unique_ptr<Checkpoint> original = Checkpoint::open(model);
   Config config = read_config(*original);
-  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2});
+  std::unique_ptr<Ops> ops = make_cpu_ops({.n_threads = 2, .bf16_prompts = false});
   ThreadPool pool{2};
   std::unique_ptr<LayerQuantizer> quantizer;
   std::vector<std::string> notes;

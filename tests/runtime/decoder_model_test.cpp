@@ -79,7 +79,7 @@ TEST_F(DecoderModelTest, GivesTheTextOfTheReference) {
 }
 
 TEST_F(DecoderModelTest, ConfiguredEndTokenIsHonouredUnlessIgnored) {
-  TestModel model{make_cpu_ops({}), model_.config, {}};
+  TestModel model{make_cpu_ops({.bf16_prompts = false}), model_.config, {}};
   const auto checkpoint = Checkpoint::open(testdata("golden/deepseek-v3"));
   model.config.eos_ids = {7000 % golden_.vocab, golden_.greedy[18]};
   model.decoder = Decoder::load(*checkpoint, model.config, *model.ops);

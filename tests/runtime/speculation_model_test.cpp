@@ -20,7 +20,7 @@ struct Outcome {
 Outcome run(CoreOptions::Speculation speculation, float temperature, int max_draft_tokens = 4) {
   const auto file = Checkpoint::open(testdata("tiny-v3"));
   const Config config = read_config(*file);
-  const auto ops = make_cpu_ops({});
+  const auto ops = make_cpu_ops({.bf16_prompts = false});
   const Decoder decoder = Decoder::load(*file, config, *ops, {.max_positions = 512, .mtp = speculation == CoreOptions::Speculation::mtp});
   DecoderModelOptions m{.name = "tiny-v3", .max_context = 256, .max_requests = 4, .max_step_tokens = 64};
   m.n_blocks = 80;

@@ -18,7 +18,7 @@ constexpr int kRingChunks = 4;              // of opened weights: they stay in t
 constexpr int kFinishChunk = 3;             // of an item, before which the sums of the one before are taken: they have arrived in the cache
 constexpr int kSumsBytes = kMostTiles * kPairBytes;
 // Pairs of up to so many chunks are opened once for so many tiles of tokens or more.
-constexpr int kWholeChunks = 48, kWholeTiles = 8;
+constexpr int kWholeChunks = 24, kWholeTiles = 8;
 
 // Two groups of rows, which may be of different matrices of one shape.
 struct RowPair {
