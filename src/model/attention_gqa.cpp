@@ -16,7 +16,7 @@ void attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View x,
   for (const Rows& rows : {b.decode, b.prefill})
     if (rows.n_rows > 0)
       o.attend({kv, &b, rows, c.softmax_scale}, q.rows(rows.row_begin, rows.n_rows), context.rows(rows.row_begin, rows.n_rows));
-  o.linear(context, w.o, y);
+  attention_output(step, context, w.o, y);
 }
 
 }  // namespace cachalot

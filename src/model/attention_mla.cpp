@@ -36,7 +36,7 @@ void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x,
   if (const Rows& rows = b.prefill; rows.n_rows > 0)
     o.attend_expanded({kv, &b, rows, c.softmax_scale}, c.mla_dims(), q.rows(rows.row_begin, rows.n_rows), w.kv_b,
                       context.rows(rows.row_begin, rows.n_rows));
-  o.linear(context, w.o, y);
+  attention_output(step, context, w.o, y);
 }
 
 }  // namespace cachalot

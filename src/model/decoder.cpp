@@ -7,25 +7,47 @@ namespace cachalot {
 
 void Decoder::forward(Ops& o, const Batch& b, KvLayers kv, View logits, View hidden) const {
   const Config& c = config_;
-  const int n_layers = static_cast<int>(layers_.size());
+  const int n_layers = static_cast<int>(layers_.size()), n_logits = b.logit_rows.n_cols();
   CACHALOT_CHECK(static_cast<int>(kv.size()) >= n_layers, "{} KV layers for {} layers", kv.size(), n_layers);
   const Scope scope(o);
   const Step step{o, c, b, rope_};
-  const View x = hidden ? hidden : o.temp(DType::f32, b.n_tokens, c.hidden);                                       // the residual stream
-  const View xn = o.temp(o.activation(), b.n_tokens, c.hidden), y = o.temp(o.activation(), b.n_tokens, c.hidden);  // normed input, output
+  View x = hidden ? hidden : o.temp(DType::f32, b.n_tokens, c.hidden);                                       // the residual stream
+  View xn = o.temp(o.activation(), b.n_tokens, c.hidden), y = o.temp(o.activation(), b.n_tokens, c.hidden);  // normed input, output
+  // Behind the last layer's attention only rows whose logits are wanted go on, unless the state of every row is.
+  const bool narrows = n_logits < b.n_tokens && !hidden;
   o.embed(embed_, b.tokens, x);
   o.rmsnorm(x, layers_[0].attn_norm.view, c.rms_eps, xn);
   for (int l = 0; l < n_layers; ++l) {
     const Layer& layer = layers_[static_cast<size_t>(l)];
+    const bool last = l + 1 == n_layers;
+    if (last && narrows) y = y.rows(0, n_logits);
     std::visit([&](const auto& w) { attention(step, w, kv[static_cast<size_t>(l)], xn, y); }, layer.attn);
-    add_ffn(step, layer.ffn_norm, layer.ffn, l + 1 < n_layers ? layers_[static_cast<size_t>(l) + 1].attn_norm : final_norm_, x, xn, y);
+    if (last && n_logits == 0 && narrows) return;
+    if (last && narrows) {
+      const View all = x;
+      x = o.temp(DType::f32, n_logits, c.hidden), xn = xn.rows(0, n_logits);
+      o.gather_rows(all, b.logit_rows, x);
+    }
+    add_ffn(step, layer.ffn_norm, layer.ffn, last ? final_norm_ : layers_[static_cast<size_t>(l) + 1].attn_norm, x, xn, y);
   }
-  const int n_logits = b.logit_rows.n_cols();
   if (n_logits == 0) return;
-  if (b.scores_all) return o.linear(xn, lm_head_, logits);
-  const View last = o.temp(o.activation(), n_logits, c.hidden);
-  o.gather_rows(xn, b.logit_rows, last);
-  o.linear(last, lm_head_, logits);
+  if (!narrows && !b.scores_all) {
+    const View all = xn;
+    xn = o.temp(o.activation(), n_logits, c.hidden);
+    o.gather_rows(all, b.logit_rows, xn);
+  }
+  o.linear(xn, lm_head_, logits);
+}
+
+void attention_output(const Step& step, View context, const Linear& w, View y) {
+  Ops& o = step.ops;
+  if (y.n_rows() == 0) return;
+  if (y.n_rows() < context.n_rows()) {
+    const View all = context;
+    context = o.temp(all.dtype, y.n_rows(), all.n_cols());
+    o.gather_rows(all, step.batch.logit_rows, context);
+  }
+  o.linear(context, w, y);
 }
 
 void Decoder::predict(Ops& o, const Batch& b, const KvLayer& kv, bool normed, View hidden, View logits) const {

@@ -119,9 +119,12 @@ struct Step {
   const Batch& batch;
   Rope rope;
 };
+// y has a row for each of x, or only those of batch.logit_rows.
 void attention(const Step& step, const GqaWeights& w, const KvLayer& kv, View x, View y);  // attention_gqa.cpp
 void attention(const Step& step, const MlaWeights& w, const KvLayer& kv, View x, View y);  // attention_mla.cpp
-void ffn(const Step& step, const DenseFfn& w, View x, View y);                             // ffn.cpp
+// The end of either: y = W_o of the rows of `context` that y has.
+void attention_output(const Step& step, View context, const Linear& w, View y);
+void ffn(const Step& step, const DenseFfn& w, View x, View y);  // ffn.cpp
 void ffn(const Step& step, const MoeFfn& w, View x, View y);
 // x += y; y = FFN(xn), where xn becomes the norm of x.
 void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, const Constant& next_norm, View x, View xn, View y);

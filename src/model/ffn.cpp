@@ -8,8 +8,8 @@ void ffn(const Step& step, const DenseFfn& w, View x, View y) { step.ops.swiglu_
 void ffn(const Step& step, const MoeFfn& w, View x, View y) {
   auto& [o, c, b, rope] = step;
   const Scope scope(o);
-  const View logits = o.temp(DType::f32, b.n_tokens, c.n_experts);
-  const Routing routing{o.temp(DType::i32, b.n_tokens, c.router.top_k), o.temp(DType::f32, b.n_tokens, c.router.top_k)};
+  const View logits = o.temp(DType::f32, x.n_rows(), c.n_experts);
+  const Routing routing{o.temp(DType::i32, x.n_rows(), c.router.top_k), o.temp(DType::f32, x.n_rows(), c.router.top_k)};
   o.linear(x, w.router, logits);
   o.route(logits, w.router_bias.view, c.router, routing);
   o.moe(x, w.experts, routing, y);
@@ -24,7 +24,7 @@ void add_ffn(const Step& step, const Constant& norm, const FfnWeights& w, const 
     return o.add_rmsnorm(x, y, next_norm.view, c.rms_eps, xn);
   }
   const Scope scope(o);
-  const Routing routing{o.temp(DType::i32, b.n_tokens, c.router.top_k), o.temp(DType::f32, b.n_tokens, c.router.top_k)};
+  const Routing routing{o.temp(DType::i32, x.n_rows(), c.router.top_k), o.temp(DType::f32, x.n_rows(), c.router.top_k)};
   o.moe_prologue({.residual = x,
                   .delta = y,
                   .norm = norm.view,

@@ -38,6 +38,38 @@ std::vector<float> decode(TestModel& model, const std::vector<int>& ids, GraphUs
   return out;
 }
 
+// The last rows of two sequences, one in few rows and one in many, beside one of which no logits are wanted.
+std::vector<float> last_logits(TestModel& model, const std::vector<int>& ids, WantLogits wanted) {
+  KvCache cache(*model.ops, model.config, KvFormat::f32, 8, 64);
+  Runner runner(*model.ops, model.decoder, cache, {.max_tokens = 64, .max_seqs = 4, .max_logits = 64, .max_sequence = 64});
+  Sequence few, many, other;
+  for (Sequence* s : {&few, &many, &other}) {
+    s->tokens.assign(ids.begin(), ids.begin() + 40);
+    CACHALOT_CHECK(cache.reserve(*s, 40));
+  }
+  const StepItem items[] = {{&few, 3, wanted}, {&many, 33, wanted}, {&other, 5, WantLogits::none}};
+  const StepResult result = runner.step(items);
+  const auto vocab = static_cast<size_t>(model.config.vocab);
+  std::vector<float> all(static_cast<size_t>(result.logits.n_rows()) * vocab), out;
+  model.ops->download(all.data(), result.logits.data, all.size() * sizeof(float));
+  for (int i = 0; i < 2; ++i) {
+    const int row = result.first_row[static_cast<size_t>(i)] + items[i].n_logits() - 1;
+    const auto from = all.begin() + static_cast<ptrdiff_t>(row * static_cast<ptrdiff_t>(vocab));
+    out.insert(out.end(), from, from + static_cast<ptrdiff_t>(vocab));
+  }
+  return out;
+}
+
+// The last layer runs on those rows alone.
+TEST(Runner, RowsWhoseLogitsAreNotWantedChangeNothing) {
+  for (const char* name : {"deepseek-v3", "deepseek-v2-lite", "llama-gqa", "qwen2"}) {
+    const auto folder = testdata(std::string("golden/") + name);
+    TestModel ref = load_model(folder, make_ref_ops());
+    const std::vector<int> ids = read_golden(folder).input_ids;
+    EXPECT_EQ(last_logits(ref, ids, WantLogits::last), last_logits(ref, ids, WantLogits::all)) << name;
+  }
+}
+
 class PaddedSteps : public testing::TestWithParam<std::string> {};
 
 TEST_P(PaddedSteps, EqualExactOnes) {
