@@ -125,6 +125,8 @@ __global__ __launch_bounds__(kThreads, 1) void flash_wgmma_kernel(const __grid_c
   };
   Turn key_turn, value_turn;
   uint32_t query_phase = 0;
+  // The warpgroups ask in turns, so that the products of one are made during the softmax of the other.
+  if (my_group == 1) asm volatile("bar.arrive 2, %0;" ::"n"(kWorkers) : "memory");
   for (int index = static_cast<int>(blockIdx.x); index < n_items; index += static_cast<int>(gridDim.x)) {
     const Item item = item_of(a, index);
     if (item.n_tiles == 0) continue;
@@ -208,8 +210,10 @@ __global__ __launch_bounds__(kThreads, 1) void flash_wgmma_kernel(const __grid_c
     for (int tile = 1; tile < item.n_tiles; ++tile) {
       barrier_wait(&key_full[key_turn.stage], key_turn.phase);
       barrier_wait(&value_full[value_turn.stage], value_turn.phase);
+      asm volatile("bar.sync %0, %1;" ::"r"(2 + my_group), "n"(kWorkers) : "memory");
       ask_scores();
       ask_values();
+      asm volatile("bar.arrive %0, %1;" ::"r"(3 - my_group), "n"(kWorkers) : "memory");
       wgmma_wait<1>();
       wgmma_pin(s);
       arrive(&key_empty[key_turn.stage]);
