@@ -1,5 +1,5 @@
-// The class behind make_cuda_ops. Its parts: cuda_ops.cpp (memory, rows), pack.cpp, linear.cpp, moe.cpp, attention.cpp,
-// attention_prompt.cpp, sample.cpp.
+// The class behind make_cuda_ops. Its parts: cuda_ops.cpp (memory, rows), pack.cpp, linear.cpp, moe.cpp,
+// moe_prompt.cpp, attention.cpp, attention_prompt.cpp, sample.cpp.
 #pragma once
 
 #include <array>
@@ -165,6 +165,7 @@ class CudaOps final : public Ops {
   bool moe_tokens(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   bool moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   bool moe_mid(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
+  bool moe_many(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);  // moe_prompt.cpp
   // Several rows. The sum goes to y, or where `then` says.
   void moe_rows(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   void sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then);

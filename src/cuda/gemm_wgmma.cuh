@@ -25,7 +25,6 @@ struct Slot {
 
 // Blocks per multiprocessor that the registers must allow. Converting weights is a chain of short latencies: it wants many warps.
 constexpr int wgmma_blocks(Tile tile, int columns) {
-  if (columns == 256) return 1;
   if (tile == Tile::bf16) return columns == 128 ? 1 : 2;
   return columns == 32 && (tile == Tile::q4g64 || tile == Tile::q4g128) ? 3 : 2;
 }
@@ -209,11 +208,9 @@ cudaError_t launch_wgmma_instance(const GemmArgs& a, cudaStream_t stream) {
   if (a.rowing == Rowing::heads) grid.z = static_cast<unsigned>(a.n_heads);
   return launch(wgmma_kernel<kTile, kN>, grid, 256, Shape::kSharedBytes, stream, a);
 }
-// `rows`: of x per block, 32, 64 or 128, for codes of 4 bits also 256.
+// `rows`: of x per block, 32, 64 or 128.
 template <Tile kTile>
 cudaError_t launch_wgmma_format(const GemmArgs& a, int rows, cudaStream_t stream) {
-  if constexpr (tile_info(kTile).code_bits == 4)
-    if (rows > 128) return launch_wgmma_instance<kTile, 256>(a, stream);
   return rows > 64   ? launch_wgmma_instance<kTile, 128>(a, stream)
          : rows > 32 ? launch_wgmma_instance<kTile, 64>(a, stream)
                      : launch_wgmma_instance<kTile, 32>(a, stream);

@@ -59,8 +59,9 @@ struct MoePlan {
   int* order = nullptr;   // [n_pairs]
   int3* tiles = nullptr;  // [max_tiles] expert, begin in `order`, count; count 0 past the last
   int max_tiles = 0, tile = 0;
-  bool streamed = true;   // few pairs per expert: for the streaming kernel
-  bool clusters = false;  // the device has clusters of blocks (sm_90)
+  bool streamed = true;       // few pairs per expert: for the streaming kernel
+  bool clusters = false;      // the device has clusters of blocks (sm_90)
+  unsigned* drawn = nullptr;  // two counters that become 0, or null
 };
 cudaError_t launch_moe_plan(const MoePlan& plan, cudaStream_t stream);
 

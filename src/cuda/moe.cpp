@@ -1,6 +1,5 @@
 // CudaOps: routing and the mixture of experts. Which expert gets how many rows stays on the device: grids are sized by bounds.
 #include <algorithm>
-#include <initializer_list>
 
 #include "base/check.h"
 #include "cuda/cuda_ops_impl.h"
@@ -26,15 +25,6 @@ int tile_rows(int n_pairs, int n_experts, Tile weights, bool hopper, bool& strea
   if (stream) return each <= 4 ? 8 : each <= 10 ? 16 : 32;
   if (hopper && each <= 24) return 32;
   return each <= 64 ? 64 : 128;
-}
-
-// Of codes of 4 bits alone there may be so many rows per block that converting them, which costs as much as multiplying, counts half.
-constexpr int kMostTileRows = 256, kManyPairs = 384;
-bool all_four_bits(std::initializer_list<const CudaPacked*> stacks) {
-  for (const CudaPacked* stack : stacks)
-    for (const Segment& segment : stack->segments)
-      if (tile_info(segment.tile).code_bits != 4) return false;
-  return true;
 }
 
 // Rows of x per block of the kernels of few rows; measured. 0: too many rows for them.
@@ -379,7 +369,7 @@ void CudaOps::moe_rows(View x, const Experts& experts, const Routing& routing, V
   CACHALOT_CHECK(routing.ids.stride[0] == top_k, "routing ids lie {} apart, not {}", routing.ids.stride[0], top_k);
   if (n_tokens == 1 && then == nullptr && moe_one(x, experts, routing, y)) return;
   if (n_tokens >= kLeastTokens && moe_tokens(x, experts, routing, y, then)) return;
-  if (moe_mid(x, experts, routing, y, then) || moe_few(x, experts, routing, y, then)) return;
+  if (moe_many(x, experts, routing, y, then) || moe_mid(x, experts, routing, y, then) || moe_few(x, experts, routing, y, then)) return;
   const size_t mark = temp_mark();
   const int n_pairs = n_tokens * top_k;
   GemmArgs common;
@@ -389,9 +379,7 @@ void CudaOps::moe_rows(View x, const Experts& experts, const Routing& routing, V
   common.moe.n_experts = experts.gate_up.n_matrices;
   const CudaPacked &up_packed = packed_of(experts.gate_up), &down_packed = packed_of(experts.down);
   if (options_.activation != DType::f32 && n_pairs > kInlinePairs) {
-    int rows = tile_rows(n_pairs, common.moe.n_experts, up_packed.segments[0].tile, hopper_, common.moe.streamed);
-    if (hopper_ && n_pairs / common.moe.n_experts > kManyPairs && all_four_bits({&up_packed, &down_packed})) rows = kMostTileRows;
-    plan_moe(common.moe, rows);
+    plan_moe(common.moe, tile_rows(n_pairs, common.moe.n_experts, up_packed.segments[0].tile, hopper_, common.moe.streamed));
   }
   common.rowing = common.moe.tile > 0 ? Rowing::moe_tiles : Rowing::moe_inline;
 

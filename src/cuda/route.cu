@@ -120,6 +120,7 @@ __global__ __launch_bounds__(kPlanThreads) void moe_plan_kernel(const MoePlan pl
   pdl_wait();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5, block = static_cast<int>(blockIdx.x);
   count[thread] = 0;
+  if (plan.drawn != nullptr && block == 0 && thread < 2) plan.drawn[thread] = 0;
   __syncthreads();
   // f(pair, its expert) for the pairs of this block; the reads of 4 pairs are under way together.
   const auto each_pair = [&](auto f) {

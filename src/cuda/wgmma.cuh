@@ -36,6 +36,9 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void* at) { return wgmma
 #define CACHALOT_WGMMA_NAMES_16 CACHALOT_WGMMA_NAMES_12 ", %12, %13, %14, %15"
 #define CACHALOT_WGMMA_NAMES_24 CACHALOT_WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define CACHALOT_WGMMA_NAMES_32 CACHALOT_WGMMA_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define CACHALOT_WGMMA_NAMES_48 \
+  CACHALOT_WGMMA_NAMES_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define CACHALOT_WGMMA_NAMES_64                                                      \
   CACHALOT_WGMMA_NAMES_32                                                            \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
@@ -52,6 +55,7 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void* at) { return wgmma
 #define CACHALOT_WGMMA_SUMS_16(d, i) CACHALOT_WGMMA_SUMS_8(d, i), CACHALOT_WGMMA_SUMS_8(d, (i) + 8)
 #define CACHALOT_WGMMA_SUMS_24(d, i) CACHALOT_WGMMA_SUMS_16(d, i), CACHALOT_WGMMA_SUMS_8(d, (i) + 16)
 #define CACHALOT_WGMMA_SUMS_32(d, i) CACHALOT_WGMMA_SUMS_16(d, i), CACHALOT_WGMMA_SUMS_16(d, (i) + 16)
+#define CACHALOT_WGMMA_SUMS_48(d, i) CACHALOT_WGMMA_SUMS_32(d, i), CACHALOT_WGMMA_SUMS_16(d, (i) + 32)
 #define CACHALOT_WGMMA_SUMS_64(d, i) CACHALOT_WGMMA_SUMS_32(d, i), CACHALOT_WGMMA_SUMS_32(d, (i) + 32)
 #define CACHALOT_WGMMA_SUMS_128(d, i) CACHALOT_WGMMA_SUMS_64(d, i), CACHALOT_WGMMA_SUMS_64(d, (i) + 64)
 
@@ -74,17 +78,16 @@ __device__ __forceinline__ void wgmma_bf16<64>(float (&d)[32], const uint32_t (&
 }
 
 template <>
-__device__ __forceinline__ void wgmma_bf16<128>(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" CACHALOT_WGMMA_NAMES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-               : CACHALOT_WGMMA_SUMS_64(d, 0)
+__device__ __forceinline__ void wgmma_bf16<96>(float (&d)[48], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" CACHALOT_WGMMA_NAMES_48 "}, {%48, %49, %50, %51}, %52, 1, 1, 1, 0;"
+               : CACHALOT_WGMMA_SUMS_48(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_bf16<256>(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" CACHALOT_WGMMA_NAMES_128
-               "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 0;"
-               : CACHALOT_WGMMA_SUMS_128(d, 0)
+__device__ __forceinline__ void wgmma_bf16<128>(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" CACHALOT_WGMMA_NAMES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+               : CACHALOT_WGMMA_SUMS_64(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

@@ -55,6 +55,31 @@ std::vector<OpCase> large_cases() {
                               .inner = 256,
                               .shared_inner = 256,
                               .rows = 900}));
+  // The same in int4 alone: experts of one and of several tiles, of few rows in the last one, and without rows; a last block of half of the
+  // rows; large and small activations.
+  struct ManyRows {
+    const char* label;
+    int rows, n_experts = 8, top_k = 3, hidden = 384, inner = 640, shared = 384, all_to = -1;
+    float x_scale = 1.0f;
+  };
+  for (const ManyRows& s :
+       {ManyRows{"many rows", 170}, ManyRows{"many rows", 400}, ManyRows{"many rows", 460, 4, 2, 2048, 384, 0},
+        ManyRows{"many rows", 700, 8, 3, 512, 128, 640}, ManyRows{"many rows all to one", 500, 8, 3, 384, 384, 128, 5},
+        ManyRows{"many rows to one", 601, 8, 1, 640, 256, 128, 3}, ManyRows{"many rows large", 200, 8, 3, 384, 384, 384, -1, 1e5f},
+        ManyRows{"many rows small", 200, 8, 3, 384, 384, 384, -1, 1e-4f}})
+    cases.push_back(moe_case({.label = s.label,
+                              .gate_up = Format::int4_planar,
+                              .down = Format::int4_planar,
+                              .shared = Format::int4_planar,
+                              .n_experts = s.n_experts,
+                              .top_k = s.top_k,
+                              .hidden = s.hidden,
+                              .inner = s.inner,
+                              .shared_inner = s.shared,
+                              .rows = s.rows,
+                              .all_to = s.all_to,
+                              .add_norm = s.rows == 400,
+                              .x_scale = s.x_scale}));
   // Few rows by a matrix of very many.
   for (const int rows : {1, 4, 7, 8})
     cases.push_back(linear_case({.segments = {{.format = Format::int4_planar, .out = 42256, .in = 512}}, .rows = rows, .f32_out = true}));
