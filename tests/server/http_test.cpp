@@ -271,7 +271,8 @@ TEST(Http, ClientsThatGoAwayAreCancelled) {
     if (i % 3 == 2) {
       EXPECT_TRUE(client.wait_for("200 OK"));
     }
-    if (i % 3 == 0) eventually([&] { return fixture.engine().open_requests() > 0; }, "the request runs");
+    // Requests of clients before may still be open.
+    if (i % 3 == 0) eventually([&] { return fixture.engine().open_requests() + fixture.engine().cancelled() > i; }, "the request runs");
   }
   eventually([&] { return fixture.engine().open_requests() == 0; }, "all are cancelled");
   EXPECT_EQ(fixture.engine().cancelled(), kClients);
