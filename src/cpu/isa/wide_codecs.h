@@ -10,11 +10,14 @@ namespace {
 inline constexpr int kSteps = kChunk / 4;  // of a chunk
 inline constexpr int kStepBytes = 64;      // 16 rows x 4 columns, of which a register holds kWidth rows
 
-// Memory is asked for what comes two kilobytes later, so that it works while a tile of several tokens is computed. To the second cache: in
-// the first one those lines would take the places of what is being read.
+// Memory is asked for what comes three kilobytes later, so that it works while a tile of several tokens is computed: first to the second
+// cache, as so many lines would take the places of what is being read in the first one, then, shortly before it is read, to that.
 inline void ask_ahead(const uint8_t* p, int64_t bytes) {
-  constexpr int64_t kAhead = 2048, kLine = 64;
-  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + kAhead + i, 0, 2);
+  constexpr int64_t kFar = 3072, kNear = 512, kLine = 64;
+  for (int64_t i = 0; i < bytes; i += kLine) {
+    __builtin_prefetch(p + kFar + i, 0, 2);
+    __builtin_prefetch(p + kNear + i);
+  }
 }
 
 // Shifts bytes right by n; `mask` clears what came from the neighbour.
