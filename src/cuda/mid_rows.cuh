@@ -7,6 +7,11 @@
 
 namespace cachalot::cuda {
 
+// The weights beside them: a stage has two groups of 16 row tiles.
+constexpr TileInfo kInfo = tile_info(Tile::q4g128);
+constexpr int kGroupBytes = 2 * kInfo.bytes;  // of a row tile
+constexpr int kStageGroups = 2, kRowTiles = 16, kSlotBytes = kStageGroups * kGroupBytes;
+
 // x in bf16 times 2^80, or 2^76 where codes count 16-fold (moe_mid.cu); sums times 2^-53, since results come 2^-53 times too large.
 constexpr float kXScale = 0x1p80f, kXScale16 = 0x1p76f, kSumScale = 0x1p-53f;
 constexpr float kMostX = 0x1.fep47f;  // times 2^80 the largest bf16

@@ -14,9 +14,6 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr TileInfo kInfo = tile_info(Tile::q4g128);
-constexpr int kGroupBytes = 2 * kInfo.bytes;  // of a row tile
-constexpr int kStageGroups = 2, kRowTiles = 16, kSlotBytes = kStageGroups * kGroupBytes;
 constexpr int kWorkers = 256, kThreads = kWorkers + 128;
 [[maybe_unused]] constexpr float kResult = 0x1p53f;
 

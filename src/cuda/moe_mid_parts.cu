@@ -15,9 +15,6 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr TileInfo kInfo = tile_info(Tile::q4g128);
-constexpr int kGroupBytes = 2 * kInfo.bytes;  // of a row tile
-constexpr int kStageGroups = 2, kRowTiles = 16, kSlotBytes = kStageGroups * kGroupBytes;
 constexpr int kWorkers = 512, kThreads = kWorkers + 128;
 [[maybe_unused]] constexpr int kWorkerWarps = kWorkers / 32, kFinishers = 2;  // warps
 [[maybe_unused]] constexpr int kSlots = 16;                                   // items that a block may know of

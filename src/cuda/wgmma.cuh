@@ -91,36 +91,31 @@ __device__ __forceinline__ void wgmma_bf16<128>(float (&d)[64], const uint32_t (
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// The same, d = a b where not `add`, which is a constant.
+// The same, d = a b where not `add`, which is a constant; of bf16, or of e4m3 numbers, 32 columns of them.
 template <int kN>
 __device__ __forceinline__ void wgmma_bf16_add(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b, uint32_t b_high, int add);
-#define CACHALOT_WGMMA_ADD(columns, sums, a0, a1, a2, a3, low, high, flag)                                                                \
-  template <>                                                                                                                             \
-  __device__ __forceinline__ void wgmma_bf16_add<columns>(float(&d)[sums], const uint32_t(&a)[4], uint32_t b, uint32_t b_high, int add) { \
-    asm volatile("{.reg .pred p; .reg .b64 x; setp.ne.b32 p, " flag ", 0; mov.b64 x, {" low ", " high                                     \
-                 "}; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" CACHALOT_WGMMA_NAMES_##sums                        \
-                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, x, p, 1, 1, 0;}"                                                                   \
-                 : CACHALOT_WGMMA_SUMS_##sums(d, 0)                                                                                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_high), "r"(add));                                            \
-  }
-CACHALOT_WGMMA_ADD(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
-CACHALOT_WGMMA_ADD(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
-#undef CACHALOT_WGMMA_ADD
-
-// The same of e4m3 numbers, 32 columns of them.
 template <int kN>
 __device__ __forceinline__ void wgmma_e4m3_add(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b, uint32_t b_high, int add);
-#define CACHALOT_WGMMA_ADD(columns, sums, a0, a1, a2, a3, low, high, flag)                                                                \
+// `types` is what follows the number of columns in the instruction's name, `layout` what follows the signs of its operands.
+#define CACHALOT_WGMMA_ADD(name, types, layout, columns, sums, a0, a1, a2, a3, low, high, flag)                                           \
   template <>                                                                                                                             \
-  __device__ __forceinline__ void wgmma_e4m3_add<columns>(float(&d)[sums], const uint32_t(&a)[4], uint32_t b, uint32_t b_high, int add) { \
+  __device__ __forceinline__ void name<columns>(float(&d)[sums], const uint32_t(&a)[4], uint32_t b, uint32_t b_high, int add) {           \
     asm volatile("{.reg .pred p; .reg .b64 x; setp.ne.b32 p, " flag ", 0; mov.b64 x, {" low ", " high                                     \
-                 "}; wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" CACHALOT_WGMMA_NAMES_##sums                        \
-                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, x, p, 1, 1;}"                                                                      \
+                 "}; wgmma.mma_async.sync.aligned.m64n" #columns types " {" CACHALOT_WGMMA_NAMES_##sums "}, {" a0 ", " a1 ", " a2 ", " a3 \
+                                                                                                        "}, x, p, 1, 1" layout ";}"       \
                  : CACHALOT_WGMMA_SUMS_##sums(d, 0)                                                                                       \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_high), "r"(add));                                            \
   }
-CACHALOT_WGMMA_ADD(24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18")
-CACHALOT_WGMMA_ADD(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+#define CACHALOT_BF16 wgmma_bf16_add, "k16.f32.bf16.bf16", ", 0"
+#define CACHALOT_E4M3 wgmma_e4m3_add, "k32.f32.e4m3.e4m3", ""
+#define CACHALOT_WGMMA_ADD_OF(...) CACHALOT_WGMMA_ADD(__VA_ARGS__)
+CACHALOT_WGMMA_ADD_OF(CACHALOT_BF16, 48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+CACHALOT_WGMMA_ADD_OF(CACHALOT_BF16, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+CACHALOT_WGMMA_ADD_OF(CACHALOT_E4M3, 24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18")
+CACHALOT_WGMMA_ADD_OF(CACHALOT_E4M3, 32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+#undef CACHALOT_WGMMA_ADD_OF
+#undef CACHALOT_E4M3
+#undef CACHALOT_BF16
 #undef CACHALOT_WGMMA_ADD
 
 }  // namespace cachalot::cuda

@@ -55,6 +55,21 @@ std::vector<OpCase> large_cases() {
                               .inner = 256,
                               .shared_inner = 256,
                               .rows = 900}));
+  const auto int4_moe = [](const auto& s, bool add_norm) {
+    return moe_case({.label = s.label,
+                     .gate_up = Format::int4_planar,
+                     .down = Format::int4_planar,
+                     .shared = Format::int4_planar,
+                     .n_experts = s.n_experts,
+                     .top_k = s.top_k,
+                     .hidden = s.hidden,
+                     .inner = s.inner,
+                     .shared_inner = s.shared,
+                     .rows = s.rows,
+                     .all_to = s.all_to,
+                     .add_norm = add_norm,
+                     .x_scale = s.x_scale});
+  };
   // The same in int4 alone: experts of one and of several tiles, of few rows in the last one, and without rows; a last block of half of the
   // rows; large and small activations.
   struct ManyRows {
@@ -67,19 +82,7 @@ std::vector<OpCase> large_cases() {
         ManyRows{"many rows", 700, 8, 3, 512, 128, 640}, ManyRows{"many rows all to one", 500, 8, 3, 384, 384, 128, 5},
         ManyRows{"many rows to one", 601, 8, 1, 640, 256, 128, 3}, ManyRows{"many rows large", 200, 8, 3, 384, 384, 384, -1, 1e5f},
         ManyRows{"many rows small", 200, 8, 3, 384, 384, 384, -1, 1e-4f}})
-    cases.push_back(moe_case({.label = s.label,
-                              .gate_up = Format::int4_planar,
-                              .down = Format::int4_planar,
-                              .shared = Format::int4_planar,
-                              .n_experts = s.n_experts,
-                              .top_k = s.top_k,
-                              .hidden = s.hidden,
-                              .inner = s.inner,
-                              .shared_inner = s.shared,
-                              .rows = s.rows,
-                              .all_to = s.all_to,
-                              .add_norm = s.rows == 400,
-                              .x_scale = s.x_scale}));
+    cases.push_back(int4_moe(s, s.rows == 400));
   // Few rows by a matrix of very many.
   for (const int rows : {1, 4, 7, 8})
     cases.push_back(linear_case({.segments = {{.format = Format::int4_planar, .out = 42256, .in = 512}}, .rows = rows, .f32_out = true}));
@@ -147,19 +150,7 @@ std::vector<OpCase> large_cases() {
         SomeRows{"some rows", 140, 16, 6, 384, 640, 128}, SomeRows{"some rows all to one", 60, 16, 6, 2304, 384, 640, 3},
         SomeRows{"some rows all to one", 130, 16, 6, 384, 384, 0, 5}, SomeRows{"some rows to one", 201, 8, 1, 384, 128, 128, 3},
         SomeRows{"some rows large", 60, 16, 6, 640, 384, 640, -1, 1e5f}, SomeRows{"some rows small", 60, 16, 6, 640, 384, 640, -1, 1e-4f}})
-    cases.push_back(moe_case({.label = s.label,
-                              .gate_up = Format::int4_planar,
-                              .down = Format::int4_planar,
-                              .shared = Format::int4_planar,
-                              .n_experts = s.n_experts,
-                              .top_k = s.top_k,
-                              .hidden = s.hidden,
-                              .inner = s.inner,
-                              .shared_inner = s.shared,
-                              .rows = s.rows,
-                              .all_to = s.all_to,
-                              .add_norm = s.rows == 70,
-                              .x_scale = s.x_scale}));
+    cases.push_back(int4_moe(s, s.rows == 70));
   cases.push_back(moe_case({.label = "mixed",
                             .gate_up = Format::q4_k,
                             .down = Format::q5_0,

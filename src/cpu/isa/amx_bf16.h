@@ -29,9 +29,9 @@ struct RowPair {
   [[nodiscard]] int64_t chunks() const { return static_cast<int64_t>(shape->n_units) * chunks_per_unit(); }
 };
 template <Codec C>
-inline RowPair row_pair(const WideRows& w, const uint8_t* first, const uint8_t* second) {
+inline RowPair row_pair(const WideRows& w, const uint8_t* first, const WideRows& other, const uint8_t* second) {
   const int64_t bytes = static_cast<int64_t>(w.n_units) * w.unit_bytes;
-  return {.shape = &w, .group = {first, second}, .factors = {row_factors<C>(w, first, bytes), row_factors<C>(w, second, bytes)}};
+  return {.shape = &w, .group = {first, second}, .factors = {row_factors<C>(w, first, bytes), row_factors<C>(other, second, bytes)}};
 }
 
 // A pair and the tiles of tokens that it is multiplied with at a time.
@@ -45,15 +45,15 @@ struct Results {
   void (*take)(const void* context, const Item& item, const uint8_t* sums);
 };
 
-// Asks for what comes a few kilobytes later in two groups, of which [begin, end) is read now.
+constexpr int64_t kAskedBytes = 4096;  // ahead of what is read
+
+// Asks for what comes later in two groups, of which [begin, end) is read now.
 inline void ask_for_pair(const uint8_t* first, const uint8_t* second, int64_t begin, int64_t end) {
-  constexpr int64_t kAhead = 4096;
   for (int64_t i = begin; i < end; i += kRowBytes) {
-    __builtin_prefetch(first + kAhead + i, 0, 2);
-    __builtin_prefetch(second + kAhead + i, 0, 2);
+    __builtin_prefetch(first + kAskedBytes + i, 0, 2);
+    __builtin_prefetch(second + kAskedBytes + i, 0, 2);
   }
 }
-constexpr int64_t kAskedBytes = 4096;  // ahead of the chunk that is opened
 // Lines of a chunk of a group, scales included.
 template <Codec C>
 constexpr int chunk_lines() {
@@ -131,8 +131,8 @@ __attribute__((always_inline)) inline void open_chunks(const RowPair& w, const R
       ask_for_lines<chunk_lines<C>()>(ask_1);
       if constexpr (kInAssembly<C>) {
         ClosedChunk rows{.codes = {codes_of_chunk<C>(codec_0, c), codes_of_chunk<C>(codec_1, c)}, .scale = {}, .minus = {}};
-        unit_0.load_factors(c, rows.scale[0], rows.minus[0]);
-        unit_1.load_factors(c, rows.scale[1], rows.minus[1]);
+        load_factors<C>(unit_0.scales, c, &rows.scale[0], rows.minus[0]);
+        load_factors<C>(unit_1.scales, c, &rows.scale[1], rows.minus[1]);
         meanwhile.template open<C>(rows, memory + to);
       } else {
         unit_0.open(
@@ -329,7 +329,7 @@ void bf16_product(const WideRows& w, const WideProduct& p) {
   const int block = tokens_block(chunks);
   const auto pair_at = [&](int i) {
     const int g = 2 * i, other = g + 1 < n_groups ? g + 1 : g;
-    return row_pair<C>(w, w.data + g * group_bytes, w.data + other * group_bytes);
+    return row_pair<C>(w, w.data + g * group_bytes, w, w.data + other * group_bytes);
   };
   const struct Context {
     const WideProduct& p;
@@ -378,12 +378,7 @@ void bf16_swiglu(const WideRows& gate, const WideRows& up, const WideProduct& p,
   const int64_t chunks = static_cast<int64_t>(gate.n_units) * gate.unit_elems / kChunk;
   const int n_tiles = tiles_of(p.n_tokens), n_groups = (gate.n_rows + kWideRows - 1) / kWideRows;
   const int block = tokens_block(chunks);
-  const auto pair_at = [&](int g) {
-    const uint8_t *const first = gate.data + g * group_bytes, *const second = up.data + g * group_bytes;
-    return RowPair{.shape = &gate,
-                   .group = {first, second},
-                   .factors = {row_factors<C>(gate, first, group_bytes), row_factors<C>(up, second, group_bytes)}};
-  };
+  const auto pair_at = [&](int g) { return row_pair<C>(gate, gate.data + g * group_bytes, up, up.data + g * group_bytes); };
   const SwigluResults context{p, h, h_chunks};
   const Results results{&context, [](const void* from, const Item& item, const uint8_t* sums) {
                           static_cast<const SwigluResults*>(from)->finish(item, sums);

@@ -15,10 +15,7 @@ namespace {
 template <Codec C>
 constexpr HalfTable nibble_table() {
   HalfTable t;
-  for (int i = 0; i < 32; ++i) {
-    const int code = C == Codec::mxfp4 ? kFp4Codes[i % 16] : i % 16;
-    t.v[i] = half_of_integer(code - WideCodec<C>::kOffset - kCentre<C>);
-  }
+  for (int i = 0; i < 32; ++i) t.v[i] = half_of_nibble<C>(i);
   return t;
 }
 template <Codec C>

@@ -169,13 +169,16 @@ struct alignas(64) UpperTable {
 };
 template <Codec C>
 inline constexpr int kCentre = (C == Codec::q4_1 || C == Codec::q4_k || C == Codec::int4) ? 8 : 0;
+// The number of the code in the four lowest bits of i, as f16.
+template <Codec C>
+constexpr uint16_t half_of_nibble(int i) {
+  const int code = C == Codec::mxfp4 ? kFp4Codes[i % 16] : i % 16;
+  return half_of_integer(code - WideCodec<C>::kOffset - kCentre<C>);
+}
 template <Codec C>
 constexpr UpperTable upper_table() {
   UpperTable t;
-  for (int i = 0; i < 64; ++i) {
-    const int code = C == Codec::mxfp4 ? kFp4Codes[i % 16] : i % 16;
-    t.v[i] = static_cast<uint8_t>(half_of_integer(code - WideCodec<C>::kOffset - kCentre<C>) >> 8);
-  }
+  for (int i = 0; i < 64; ++i) t.v[i] = static_cast<uint8_t>(half_of_nibble<C>(i) >> 8);
   return t;
 }
 template <int kOffset>
@@ -259,15 +262,22 @@ struct Step {
 
 constexpr int kOpenSteps = 4;  // of a chunk, eight columns each
 
+// Factors of chunk c: value = scale * number + minus, see HalfCodes.
+template <Codec C>
+__attribute__((always_inline)) inline void load_factors(const OpenScales<C>& scales, int c, I* scale, I& minus) {
+  minus = iset1(0);
+  scales.load(c, scale, minus);
+  if constexpr (kCentre<C> != 0) minus = half_fma(words(half_of_integer(kCentre<C>)), scale[0], minus);
+}
+
 // Chunk c of a unit's 16 rows as a tile of pairs: [16 pairs of columns][16 rows][2]. Calls between(Step<0..3>) on the way, so that tiles
 // have work while the vector units do this.
 template <Codec C, typename Between>
 __attribute__((always_inline)) inline void open_chunk(const WideCodec<C>& codec, const OpenScales<C>& scales, int c, uint8_t* to,
                                                       const Between& between) {
   using D = WideCodec<C>;
-  I scale[kChunk / D::kSub], minus = iset1(0);
-  scales.load(c, scale, minus);
-  if constexpr (kCentre<C> != 0) minus = half_fma(words(half_of_integer(kCentre<C>)), scale[0], minus);
+  I scale[kChunk / D::kSub], minus;
+  load_factors<C>(scales, c, scale, minus);
   const HalfCodes<C> codes(codec, c);
   const auto step = [&](auto eight) __attribute__((always_inline)) {
     I numbers[4];
@@ -302,12 +312,6 @@ struct OpenUnit {
   const WideCodec<C>& codec;
   const OpenScales<C> scales;
   OpenUnit(const WideCodec<C>& unit, const WideRows&, F up) : codec(unit), scales(unit, up) {}
-  // Of chunk c in codecs whose chunk has one scale.
-  __attribute__((always_inline)) void load_factors(int c, I& scale, I& minus) const {
-    minus = iset1(0);
-    scales.load(c, &scale, minus);
-    if constexpr (kCentre<C> != 0) minus = half_fma(words(half_of_integer(kCentre<C>)), scale, minus);
-  }
   template <typename Between>
   __attribute__((always_inline)) void open(int c, uint8_t* to, const Between& between) const {
     open_chunk<C>(codec, scales, c, to, between);
