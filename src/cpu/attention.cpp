@@ -186,8 +186,8 @@ void CpuOps::attend(const Attn& attn, View q, View out) {
 
 void CpuOps::attend_rows(const Attn& attn, Element element, View q, View out) {
   const KvLayout& layout = attn.kv.layout;
-  const AttentionShape shape = attention_shape(kernels_, element, layout.k_dim, layout.v_dim, attn.scale);
   const int heads = q.n_cols() / layout.k_dim, share = heads / layout.heads;
+  const AttentionShape shape = attention_shape(kernels_, element, share, layout.k_dim, layout.v_dim, attn.scale);
   CACHALOT_CHECK(q.n_cols() == heads * layout.k_dim && heads == share * layout.heads && out.n_cols() == heads * layout.v_dim,
                  "{} query columns, {} output columns, {} KV heads of {} and {}", q.n_cols(), out.n_cols(), layout.heads, layout.k_dim,
                  layout.v_dim);

@@ -35,7 +35,7 @@ struct AttentionShape {
   [[nodiscard]] int element_bytes() const { return element == Element::f32 ? 4 : 2; }
   [[nodiscard]] int lanes(int n_queries) const { return round_up(n_queries, kernels.lanes); }
   [[nodiscard]] size_t query_floats(int n_queries) const {
-    return static_cast<size_t>(lanes(n_queries)) * static_cast<size_t>(k_dim / kernels.k_multiple);
+    return static_cast<size_t>(lanes(n_queries)) * static_cast<size_t>(k_dim * kernels.query_bytes) / sizeof(float);
   }
   [[nodiscard]] size_t out_floats(int n_queries) const {
     return static_cast<size_t>(round_up(n_queries, std::max(kernels.lanes, 8))) * static_cast<size_t>(v());
@@ -45,10 +45,16 @@ struct AttentionShape {
   }
 };
 
-// The kernels for rows of `stored`, or those of f32 when there are none or the dimensions do not suit them.
-inline AttentionShape attention_shape(const KernelTable& table, Element stored, int k_dim, int v_dim, float scale) {
-  const AttentionKernels& own = table.attention[static_cast<int>(stored)];
-  if (own.attend != nullptr && k_dim % own.k_multiple == 0 && v_dim % own.v_multiple == 0) return {own, stored, k_dim, v_dim, scale};
+// Keys of so many numbers and more, for so many query heads each, are multiplied on tiles although every part of a number is by itself.
+inline constexpr int kManyHeads = 8, kWideKeys = 256;
+
+// The kernels for rows of `stored`, or those of f32 when there are none or the dimensions do not suit them. They depend on the heads that
+// share a row, not on the rows of a call, so that a row's result does not depend on the others.
+inline AttentionShape attention_shape(const KernelTable& table, Element stored, int heads_per_kv_head, int k_dim, int v_dim, float scale) {
+  const auto fit = [&](const AttentionKernels& k) { return k.attend != nullptr && k_dim % k.k_multiple == 0 && v_dim % k.v_multiple == 0; };
+  const AttentionKernels &own = table.attention[static_cast<int>(stored)], &tiles = table.exact_tile_attention[static_cast<int>(stored)];
+  if (heads_per_kv_head >= kManyHeads && k_dim >= kWideKeys && fit(tiles)) return {tiles, stored, k_dim, v_dim, scale};
+  if (fit(own)) return {own, stored, k_dim, v_dim, scale};
   return {table.attention[static_cast<int>(Element::f32)], Element::f32, k_dim, v_dim, scale};
 }
 

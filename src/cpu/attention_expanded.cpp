@@ -63,7 +63,7 @@ void CpuOps::attend_chunk(const RaggedChunk& chunk, Element element, View q, Vie
                  latent.n_cols() == dims.kv_rank + dims.rope_dim && out.n_cols() == dims.n_heads * dims.v_dim &&
                  lse.n_cols() == dims.n_heads);
   CACHALOT_CHECK(q.dtype == DType::f32 && latent.dtype == DType::f32 && kv.dtype == DType::f32 && out.dtype == DType::f32);
-  const AttentionShape shape = attention_shape(kernels_, element, d_q, dims.v_dim, chunk.scale);
+  const AttentionShape shape = attention_shape(kernels_, element, 1, d_q, dims.v_dim, chunk.scale);
 
   constexpr int kEnoughPerWorker = 4;
   int rows_at_once = kMaxQueries;

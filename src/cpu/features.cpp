@@ -82,6 +82,8 @@ KernelTable with_tiles(const KernelTable& base, const char* name) {
   t.name = name;
   t.tiles = kAmxKernels;
   t.attention[static_cast<int>(Element::bf16)] = kAmxAttention;
+  t.exact_tile_attention[static_cast<int>(Element::f32)] = kAmxF32Attention;
+  t.exact_tile_attention[static_cast<int>(Element::f16)] = kAmxF16Attention;
   return t;
 }
 #endif

@@ -176,7 +176,13 @@ TEST(ContextInvariance, ChunksDoNotChangeAttentionOnTwoVectors) {
   check_attention({.heads = 1, .k_dim = 64, .v_dim = 64, .format = KvFormat::bf16, .block_tokens = 16}, 3);
 }
 TEST(ContextInvariance, ChunksDoNotChangeLatentAttention) {
-  check_attention({.heads = 1, .k_dim = 96, .v_dim = 64, .v_is_k_prefix = true, .format = KvFormat::bf16, .block_tokens = 16}, 16);
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16})
+    check_attention({.heads = 1, .k_dim = 96, .v_dim = 64, .v_is_k_prefix = true, .format = format, .block_tokens = 16}, 16);
+}
+// On tiles, which take f32 and f16 apart and give bf16 to one kernel or another by the number of queries.
+TEST(ContextInvariance, ChunksDoNotChangeWideLatentAttention) {
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16})
+    check_attention({.heads = 1, .k_dim = 288, .v_dim = 256, .v_is_k_prefix = true, .format = format, .block_tokens = 16}, 8);
 }
 
 // A context so long that the parts in which it is split are groups of partitions.

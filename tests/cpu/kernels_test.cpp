@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/float_formats.h"
+#include "cpu/attention_core.h"
 #include "cpu/features.h"
 #include "cpu/pack.h"
 #include "ops/random_weights.h"
@@ -203,9 +204,8 @@ std::shared_ptr<std::byte> scratch_of(const AttentionKernels& kernels, int k_dim
 }
 
 // Two tiles of 64 and 21 rows, for queries that see different numbers of them.
-void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int n_queries, double tolerance) {
+void check_attention(const AttentionKernels& kernels, Element element, int k_dim, int v_dim, int n_queries, double tolerance) {
   constexpr int kRows = 85;
-  const bool f32 = kernels.k_multiple == 1;
   const auto row_of = [&](const std::vector<float>& values, int row, int dim) {
     std::vector<std::byte> bytes(static_cast<size_t>(dim) * 4);
     kernels.make_row(&values[static_cast<size_t>(row * dim)], dim, bytes.data());
@@ -214,12 +214,12 @@ void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int 
   const auto number = [&](const std::vector<std::byte>& row, int i) {
     float value = 0.0f;
     uint16_t half = 0;
-    if (f32) {
+    if (element == Element::f32) {
       std::memcpy(&value, &row[static_cast<size_t>(4 * i)], 4);
       return static_cast<double>(value);
     }
     std::memcpy(&half, &row[static_cast<size_t>(2 * i)], 2);
-    return static_cast<double>(bf16_to_f32(half));
+    return static_cast<double>(element == Element::f16 ? f16_to_f32(half) : bf16_to_f32(half));
   };
   const std::vector<float> keys = random_floats(static_cast<size_t>(kRows * k_dim), 1),
                            values = random_floats(static_cast<size_t>(kRows * v_dim), 2),
@@ -233,8 +233,8 @@ void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int 
   const auto lanes = static_cast<size_t>((n_queries + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
   std::vector<const float*> query_rows;
   for (int q = 0; q < n_queries; ++q) query_rows.push_back(&queries[static_cast<size_t>(q * k_dim)]);
-  std::vector<float> packed(lanes * static_cast<size_t>(k_dim)), scores(lanes * kTileRows), largest(lanes), sum(lanes), correction(lanes),
-      out((lanes + 8) * static_cast<size_t>(v_dim)), result(static_cast<size_t>(v_dim));
+  std::vector<float> packed(lanes * static_cast<size_t>(k_dim * kernels.query_bytes) / sizeof(float)), scores(lanes * kTileRows),
+      largest(lanes), sum(lanes), correction(lanes), out((lanes + 8) * static_cast<size_t>(v_dim)), result(static_cast<size_t>(v_dim));
   const std::shared_ptr<std::byte> scratch = scratch_of(kernels, k_dim, v_dim);
   const float scale = 0.2f;
   kernels.pack_queries(query_rows.data(), n_queries, k_dim, scale, packed.data());
@@ -286,24 +286,53 @@ void check_attention(const AttentionKernels& kernels, int k_dim, int v_dim, int 
   }
 }
 TEST_P(Kernels, AttentionAgreesWithPlainFormulas) {
-  for (int e = 0; e < kNumElements; ++e) {
-    const AttentionKernels& kernels = table().attention[e];
+  for (const Element e : {Element::f32, Element::f16, Element::bf16}) {
+    const AttentionKernels& kernels = table().attention[static_cast<int>(e)];
     if (kernels.attend == nullptr) continue;
-    const double tolerance = kernels.k_multiple == 1 ? 1e-5 : 3e-2;
+    const double tolerance = e == Element::f32 ? 1e-5 : 3e-2;
     for (const int n_queries : {1, 3, 8, 16, 21, 40}) {
-      check_attention(kernels, 64, 64, n_queries, tolerance);
-      check_attention(kernels, 18, 96, n_queries, tolerance);
+      check_attention(kernels, e, 64, 64, n_queries, tolerance);
+      check_attention(kernels, e, 18, 96, n_queries, tolerance);
     }
-    if (kernels.v_multiple <= 16) check_attention(kernels, 7, 16, 5, tolerance);
+    if (kernels.v_multiple <= 16) check_attention(kernels, e, 7, 16, 5, tolerance);
+  }
+}
+// Products of bf16, but of all parts of a number: within the tolerance for f32.
+TEST_P(Kernels, ExactTileAttentionAgreesWithPlainFormulas) {
+  for (const Element e : {Element::f32, Element::f16, Element::bf16}) {
+    const AttentionKernels& kernels = table().exact_tile_attention[static_cast<int>(e)];
+    EXPECT_EQ(kernels.attend != nullptr, table().tiles.gemm_bf16 != nullptr && e != Element::bf16);
+    if (kernels.attend == nullptr) continue;
+    for (const int n_queries : {1, 8, 16, 21, 40}) {
+      check_attention(kernels, e, 64, 64, n_queries, 1e-5);
+      check_attention(kernels, e, 32, 96, n_queries, 1e-5);
+    }
+    check_attention(kernels, e, 576, 512, 16, 1e-5);
+  }
+}
+
+// Tiles take wide rows that many heads share; few heads, narrow rows and odd dimensions keep the kernels of f32.
+TEST_P(Kernels, ManyHeadsOfARowAttendOnTiles) {
+  const auto attend = [&](Element e, int heads, int k_dim, int v_dim) {
+    return attention_shape(table(), e, heads, k_dim, v_dim, 1.0f).kernels.attend;
+  };
+  void (*const plain)(const AttentionTile&) = table().attention[static_cast<int>(Element::f32)].attend;
+  for (const Element e : {Element::f32, Element::f16}) {
+    const AttentionKernels& tiles = table().exact_tile_attention[static_cast<int>(e)];
+    EXPECT_EQ(attend(e, 16, 576, 512), tiles.attend != nullptr ? tiles.attend : plain);
+    EXPECT_EQ(attend(e, 4, 576, 512), plain);
+    EXPECT_EQ(attend(e, 16, 128, 128), plain);
+    EXPECT_EQ(attend(e, 16, 568, 512), plain);
+    EXPECT_EQ(attend(e, 16, 576, 500), plain);
   }
 }
 
 TEST_P(Kernels, AttentionPassesOnNotANumber) {
-  for (int e = 0; e < kNumElements; ++e) {
-    const AttentionKernels& kernels = table().attention[e];
+  for (int e = 0; e < 2 * kNumElements; ++e) {
+    const AttentionKernels& kernels = e < kNumElements ? table().attention[e] : table().exact_tile_attention[e - kNumElements];
     if (kernels.attend == nullptr) continue;
     const std::vector<float> key(32, std::nanf("")), value(32, 1.0f);
-    std::vector<float> row(32), packed(16 * 32), scores(16 * kTileRows), state(3 * 16), out(16 * 32), result(32);
+    std::vector<float> row(32), packed(2 * 16 * 32), scores(16 * kTileRows), state(3 * 16), out(16 * 32), result(32);
     const std::shared_ptr<std::byte> scratch = scratch_of(kernels, 32, 32);
     kernels.make_row(key.data(), 32, row.data());
     std::vector<const void*> rows(kTileRows, row.data());

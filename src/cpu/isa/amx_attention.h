@@ -1,9 +1,9 @@
 // Attention on rows of bf16 with AMX tiles, in the layouts of attention.h: a group of 16 queries is the right factor of its scores as
-// pack_queries leaves it, keys are the left one; softmax weights, turned, are the left factor of the sums of values.
+// pack_queries leaves it, keys are the left one; softmax weights, turned, are the left factor of the sums of values. Many groups share rows
+// that are laid out once.
 #pragma once
 
-#include "cpu/isa/amx_rows.h"
-#include "cpu/isa/bf16_form.h"
+#include "cpu/isa/amx_row_attention.h"
 
 namespace cachalot::cpu {
 namespace {
@@ -102,27 +102,6 @@ inline void score_group(const AttentionTile& t, const AttentionScratch& s, int g
   score_group<4>(t, s, group);
 }
 
-// The group's weights, in pairs of rows, as tiles of queries.
-inline void turn_weights(const AttentionTile& t, const AttentionScratch& s, int group, int padded_rows, int n_chunks) {
-  const float* const from = t.scores + group * kTileRows * kWidth;
-  for (int c = 0; c < n_chunks; ++c) {
-    I pairs[16];
-    for (int i = 0; i < 16; ++i) pairs[i] = 32 * c + 2 * i < padded_rows ? as_int(load(from + (16 * c + i) * kWidth)) : iset1(0);
-    transpose(pairs);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(s.weights_of(group) + c * kTileBytes + i * kRowBytes, pairs[i]);
-  }
-}
-
-// What the group has summed up so far shrinks by its correction.
-inline void correct_group(const AttentionTile& t, int group) {
-  const float* const correction = t.correction + group * kWidth;
-  if (_mm512_cmp_ps_mask(load(correction), set1(1.0f), _CMP_NEQ_UQ) == 0) return;
-  for (int q = 0; q < kWidth; ++q) {
-    float* const out = t.out + static_cast<int64_t>(group * kWidth + q) * t.v_dim;
-    const F factor = set1(correction[q]);
-    for (int d = 0; d < t.v_dim; d += kWidth) store(out + d, mul(load(out + d), factor));
-  }
-}
 inline void sum_group(const AttentionTile& t, const AttentionScratch& s, int group, int n_chunks, Ahead& ahead) {
   const int64_t stride = static_cast<int64_t>(t.v_dim) * 4;
   float* const out = t.out + static_cast<int64_t>(group) * kWidth * t.v_dim;
@@ -171,8 +150,11 @@ inline int key_tiles(int rows) {
 }
 
 inline void attend_on_tiles(const AttentionTile& t) {
+  constexpr int kFewGroups = 2;  // for which rows are opened anew, with the same results to the bit
+  const int n_groups = (t.n_queries + kWidth - 1) / kWidth;
+  if (n_groups <= kFewGroups && t.k_dim % kChunk == 0) return attend_opened<Element::bf16>(t);
   const TileScope scope(kBf16Shapes);
-  const int n_groups = (t.n_queries + kWidth - 1) / kWidth, padded_rows = (t.n_rows + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+  const int padded_rows = (t.n_rows + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
   const AttentionScratch s(t.scratch, t.k_dim, t.v_dim);
   lay_out_keys(t, s, key_tiles(padded_rows));
   lay_out_values(t, s, (padded_rows + kChunk - 1) / kChunk);
@@ -185,7 +167,7 @@ inline void attend_on_tiles(const AttentionTile& t) {
     if (group + 1 < n_groups) score_group(t, s, group + 1, key_tiles(rows_of_group(t, group + 1)));
     const int rows = rows_of_group(t, group);
     softmax_group<Bf16Form>(t, group, rows);
-    turn_weights(t, s, group, rows, chunks_of(group));
+    turn_weights(t, group, rows, chunks_of(group), s.weights_of(group));
     if (!t.first) correct_group(t, group);
     if (group > 0) sum_group(t, s, group - 1, chunks_of(group - 1), ahead);
   }

@@ -270,6 +270,7 @@ constexpr AttentionKernels make_attention() {
   return {.lanes = kWidth,
           .k_multiple = Form::kNumbers,
           .v_multiple = Form::kVMultiple,
+          .query_bytes = 4 / Form::kNumbers,
           .pack_queries = pack_queries<Form>,
           .make_row = Form::make_row,
           .attend = attend_tile<Form>,

@@ -103,7 +103,9 @@ struct AttentionTile {
 // Kernels for rows of one format. A query that has seen nothing has largest -inf and sum 0.
 struct AttentionKernels {
   int lanes = 0, k_multiple = 1, v_multiple = 1;
-  // Queries n x dim times scale as attend wants them: [groups][units][lanes][4 bytes]; lanes behind the last are zero.
+  int query_bytes = 4;  // that a number of a query takes in the form that attend wants
+  // Queries n x dim times scale in that form, group by group; lanes behind the last are zero: [groups][units][lanes][4 bytes], or as an
+  // attend of its own lays them out.
   void (*pack_queries)(const float* const* q, int n, int dim, float scale, void* out) = nullptr;
   // n numbers, a multiple of v_multiple or k_multiple, as a row of this format.
   void (*make_row)(const float* src, int n, void* row) = nullptr;
@@ -228,13 +230,15 @@ struct KernelTable {
 
   // By the format of the rows; without functions where rows must be converted to f32 first.
   AttentionKernels attention[kNumElements];
+  // The same for many queries of each row, on tiles but as exact as in f32; without functions where there are none.
+  AttentionKernels exact_tile_attention[kNumElements];
 };
 
 // Constants, so that no code of a higher instruction set runs before one of them was chosen.
 extern const KernelTable kScalarTable, kAvx2Table, kAvx512Table;
 extern const WideKernels kAvx2WideKernels, kAvx512VnniKernels, kAvx512FloatKernels;
 extern const AttentionKernels kAvx512Bf16Attention;
-extern const AttentionKernels kAmxAttention;
+extern const AttentionKernels kAmxAttention, kAmxF32Attention, kAmxF16Attention;
 extern const TileKernels kAmxKernels;
 
 }  // namespace cachalot::cpu
