@@ -45,6 +45,8 @@ struct Config {
   int n_experts = 0, n_shared = 0, moe_intermediate = 0, first_dense = 0;
   Router router;
   int n_mtp_layers = 0;  // multi-token-prediction layers behind the last one; the first can guess tokens ahead
+  // It takes hidden states from behind the final norm, as published checkpoints do; false ("mtp_input_normed"): from before it.
+  bool mtp_input_normed = true;
 
   int bos_id = -1;
   std::vector<int> eos_ids;        // the union of what the configuration files name

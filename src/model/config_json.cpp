@@ -156,6 +156,7 @@ Config read_json_config(const Checkpoint& checkpoint) {
     c.head_dim = c.nope + c.rope.dim;
     c.rope.interleaved = json.boolean_or("rope_interleave", true);
     c.n_mtp_layers = read_int(json, "num_nextn_predict_layers", 0);
+    c.mtp_input_normed = json.boolean_or("mtp_input_normed", true);
     if (c.qkv_bias) fail("{}: attention_bias is not supported with multi-head latent attention", json.where());
     read_moe(json, c);
   } else {

@@ -50,14 +50,14 @@ void attention_output(const Step& step, View context, const Linear& w, View y) {
   o.linear(context, w, y);
 }
 
-void Decoder::predict(Ops& o, const Batch& b, const KvLayer& kv, bool normed, View hidden, View logits) const {
+void Decoder::predict(Ops& o, const Batch& b, const KvLayer& kv, bool of_text, View hidden, View logits) const {
   CACHALOT_CHECK(mtp_.has_value());
   const Config& c = config_;
   const Scope scope(o);
   const Step step{o, c, b, rope_};
   const View both = o.temp(o.activation(), b.n_tokens, 2 * c.hidden);  // token | hidden state
   const View xn = o.temp(o.activation(), b.n_tokens, c.hidden), y = o.temp(o.activation(), b.n_tokens, c.hidden);
-  if (normed) o.rmsnorm(hidden, final_norm_.view, c.rms_eps, hidden);
+  if (of_text && c.mtp_input_normed) o.rmsnorm(hidden, final_norm_.view, c.rms_eps, hidden);
   o.rmsnorm(hidden, mtp_->hidden_norm.view, c.rms_eps, both.cols(c.hidden, c.hidden));
   const View x = hidden;  // from here on the layer's own residual stream
   o.embed(embed_, b.tokens, x);

@@ -85,9 +85,9 @@ class Decoder {
   void forward(Ops& ops, const Batch& batch, KvLayers kv, View logits, View hidden = {}) const;
   // Runs the prediction layer on rows whose hidden states are known. batch.tokens: for each row the token at its position + 1; positions
   // and slots are the rows' own. Row r's logits are about the token at its position + 2. hidden f32 [n_tokens, hidden] is replaced by the
-  // layer's own output, from which the token after may be guessed in the same way. `normed`: the layer was trained on hidden states behind
-  // the model's final norm. No file says so; the wrong choice costs right guesses.
-  void predict(Ops& ops, const Batch& batch, const KvLayer& kv, bool normed, View hidden, View logits) const;
+  // layer's own output, from which the token after may be guessed in the same way. `of_text`: the hidden states are those of
+  // forward(), not the layer's own, and pass the final norm first where the layer was trained so (Config::mtp_input_normed).
+  void predict(Ops& ops, const Batch& batch, const KvLayer& kv, bool of_text, View hidden, View logits) const;
 
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] const Linear& embedding() const { return embed_; }

@@ -27,7 +27,7 @@ StepResult Runner::predict(std::span<const Predicted> items) {
   batch_.logit_rows = View::vector(static_cast<int*>(device_.get()) + at.logit_rows, DType::i32, n_logits);
   upload();
   result.logits = View::matrix(logits_.get(), DType::f32, n_logits, decoder_.config().vocab);
-  decoder_.predict(ops_, batch_, cache_.layers().back(), false, hidden(), result.logits);
+  decoder_.predict(ops_, batch_, cache_.layers().back(), true, hidden(), result.logits);
   predicted_ = hidden();
   return result;
 }

@@ -36,6 +36,10 @@ TEST(Config, DeepSeekV3) {
   EXPECT_TRUE(c.router.normalise);
   EXPECT_FLOAT_EQ(c.router.scale, 2.5f);
   EXPECT_EQ(c.n_mtp_layers, 1);
+  EXPECT_TRUE(c.mtp_input_normed);
+  Json before_norm = v3_config();
+  before_norm["mtp_input_normed"] = false;
+  EXPECT_FALSE(read(before_norm).mtp_input_normed);
   EXPECT_TRUE(c.rope.interleaved);
   EXPECT_DOUBLE_EQ(c.rope.magnitude, 1.0);
   EXPECT_NEAR(c.softmax_scale, 1.8739 / std::sqrt(192.0), 1e-5);
