@@ -71,69 +71,6 @@ inline void score_chunk(const uint8_t* keys, const uint8_t* queries) {
     tile_dot_bf16<3, 4, 7>();
   }
 }
-template <int kKeys>
-inline void score_group(const AttentionTile& t, const AttentionScratch& s, int group) {
-  const int n_units = t.k_dim / 2, rest = n_units % (kChunk / 2);
-  const uint8_t* const queries = static_cast<const uint8_t*>(t.queries) + static_cast<int64_t>(group) * n_units * kRowBytes;
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
-  for (int c = 0; c < s.key_chunks; ++c) {
-    const uint8_t* from = queries + c * kTileBytes;
-    if (c + 1 == s.key_chunks && rest != 0) {
-      __builtin_memset(s.last_queries, 0, kTileBytes);
-      __builtin_memcpy(s.last_queries, from, static_cast<size_t>(rest) * kRowBytes);
-      from = s.last_queries;
-    }
-    score_chunk<kKeys>(s.keys + c * kMostKeyTiles * kTileBytes, from);
-  }
-  auto* const to = reinterpret_cast<uint8_t*>(t.scores + group * kTileRows * kWidth);
-  tile_store<0>(to, kRowBytes);
-  if constexpr (kKeys > 1) tile_store<1>(to + kTileBytes, kRowBytes);
-  if constexpr (kKeys > 2) {
-    tile_store<2>(to + 2 * kTileBytes, kRowBytes);
-    tile_store<3>(to + 3 * kTileBytes, kRowBytes);
-  }
-}
-inline void score_group(const AttentionTile& t, const AttentionScratch& s, int group, int n_tiles) {
-  if (n_tiles == 1) return score_group<1>(t, s, group);
-  if (n_tiles == 2) return score_group<2>(t, s, group);
-  score_group<4>(t, s, group);
-}
-
-inline void sum_group(const AttentionTile& t, const AttentionScratch& s, int group, int n_chunks, Ahead& ahead) {
-  const int64_t stride = static_cast<int64_t>(t.v_dim) * 4;
-  float* const out = t.out + static_cast<int64_t>(group) * kWidth * t.v_dim;
-  const uint8_t* const weights = s.weights_of(group);
-  tile_load<4>(weights, kRowBytes);
-  if (n_chunks == 2) tile_load<5>(weights + kTileBytes, kRowBytes);
-  for (int d = 0; d < s.value_blocks; ++d) {
-    const uint8_t* const values = s.values + d * kMostKeyChunks * 2 * kTileBytes;
-    float* const to = out + d * kChunk;
-    if (t.first) {
-      tile_zero<0>();
-      tile_zero<1>();
-    } else {
-      tile_load<0>(to, stride);
-      tile_load<1>(to + kWidth, stride);
-    }
-    tile_load<6>(values, kRowBytes);
-    tile_dot_bf16<0, 4, 6>();
-    tile_load<7>(values + kTileBytes, kRowBytes);
-    tile_dot_bf16<1, 4, 7>();
-    if (n_chunks == 2) {
-      tile_load<6>(values + 2 * kTileBytes, kRowBytes);
-      tile_dot_bf16<0, 5, 6>();
-      tile_load<7>(values + 3 * kTileBytes, kRowBytes);
-      tile_dot_bf16<1, 5, 7>();
-    }
-    tile_store<0>(to, stride);
-    tile_store<1>(to + kWidth, stride);
-    ahead.step();
-  }
-}
-
 // Rows that some query of a group sees, rounded up: those behind them would get weight 0.
 inline int rows_of_group(const AttentionTile& t, int group) {
   int rows = t.n_rows;
@@ -149,6 +86,122 @@ inline int key_tiles(int rows) {
   return tiles == 3 ? 4 : tiles;
 }
 
+inline int key_chunks_of(const AttentionTile& t, int group) { return (rows_of_group(t, group) + kChunk - 1) / kChunk; }
+
+// Two groups have scores at a time: they stay in the first cache.
+inline float* scores_of(const AttentionTile& t, int group) { return t.scores + group % 2 * kTileRows * kWidth; }
+
+// What tiles do beside the softmax of a group: the scores of one group, then the sums of another, 32 numbers a step.
+class TileWork {
+ public:
+  TileWork(const AttentionTile& t, const AttentionScratch& s, Ahead& ahead) : t_(t), s_(s), ahead_(ahead) {}
+  // Groups beyond the last, or below 0: nothing. They come in so many softmax steps.
+  void begin(int scored, int summed, int n_steps) {
+    const int n_groups = (t_.n_queries + kWidth - 1) / kWidth;
+    score_chunk_ = scored < n_groups ? 0 : s_.key_chunks;
+    sum_block_ = summed >= 0 ? 0 : s_.value_blocks;
+    const int parts = s_.key_chunks - score_chunk_ + s_.value_blocks - sum_block_;
+    parts_per_step_ = (parts + n_steps - 1) / n_steps;
+    if (score_chunk_ == 0) {
+      n_key_tiles_ = key_tiles(rows_of_group(t_, scored));
+      queries_ = static_cast<const uint8_t*>(t_.queries) + static_cast<int64_t>(scored) * (t_.k_dim / 2) * kRowBytes;
+      scores_ = reinterpret_cast<uint8_t*>(scores_of(t_, scored));
+    }
+    if (sum_block_ == 0) {
+      n_chunks_ = key_chunks_of(t_, summed);
+      weights_ = s_.weights_of(summed);
+      out_ = t_.out + static_cast<int64_t>(summed) * kWidth * t_.v_dim;
+    }
+  }
+  void step() {
+    for (int i = 0; i < parts_per_step_; ++i) part();
+  }
+  void finish() {
+    while (part()) {
+    }
+  }
+
+ private:
+  bool part() {
+    if (score_chunk_ < s_.key_chunks) {
+      score();
+      return true;
+    }
+    if (sum_block_ < s_.value_blocks) {
+      sum();
+      return true;
+    }
+    return false;
+  }
+  void score() {
+    const uint8_t *from = queries_ + score_chunk_ * kTileBytes, *const keys = s_.keys + score_chunk_ * kMostKeyTiles * kTileBytes;
+    const int rest = t_.k_dim / 2 % (kChunk / 2);
+    if (score_chunk_ == 0) {
+      tile_zero<0>();
+      tile_zero<1>();
+      tile_zero<2>();
+      tile_zero<3>();
+    }
+    const bool last = ++score_chunk_ == s_.key_chunks;
+    if (last && rest != 0) {
+      __builtin_memset(s_.last_queries, 0, kTileBytes);
+      __builtin_memcpy(s_.last_queries, from, static_cast<size_t>(rest) * kRowBytes);
+      from = s_.last_queries;
+    }
+    if (n_key_tiles_ == 4) {
+      score_chunk<4>(keys, from);
+    } else if (n_key_tiles_ == 2) {
+      score_chunk<2>(keys, from);
+    } else {
+      score_chunk<1>(keys, from);
+    }
+    if (!last) return;
+    tile_store<0>(scores_, kRowBytes);
+    if (n_key_tiles_ > 1) tile_store<1>(scores_ + kTileBytes, kRowBytes);
+    if (n_key_tiles_ > 2) {
+      tile_store<2>(scores_ + 2 * kTileBytes, kRowBytes);
+      tile_store<3>(scores_ + 3 * kTileBytes, kRowBytes);
+    }
+  }
+  void sum() {
+    const int64_t stride = static_cast<int64_t>(t_.v_dim) * 4;
+    const uint8_t* const values = s_.values + sum_block_ * kMostKeyChunks * 2 * kTileBytes;
+    float* const to = out_ + sum_block_ * kChunk;
+    if (sum_block_++ == 0) {
+      tile_load<4>(weights_, kRowBytes);
+      if (n_chunks_ == 2) tile_load<5>(weights_ + kTileBytes, kRowBytes);
+    }
+    if (t_.first) {
+      tile_zero<0>();
+      tile_zero<1>();
+    } else {
+      tile_load<0>(to, stride);
+      tile_load<1>(to + kWidth, stride);
+    }
+    tile_load<6>(values, kRowBytes);
+    tile_dot_bf16<0, 4, 6>();
+    tile_load<7>(values + kTileBytes, kRowBytes);
+    tile_dot_bf16<1, 4, 7>();
+    if (n_chunks_ == 2) {
+      tile_load<6>(values + 2 * kTileBytes, kRowBytes);
+      tile_dot_bf16<0, 5, 6>();
+      tile_load<7>(values + 3 * kTileBytes, kRowBytes);
+      tile_dot_bf16<1, 5, 7>();
+    }
+    tile_store<0>(to, stride);
+    tile_store<1>(to + kWidth, stride);
+    ahead_.step();
+  }
+
+  const AttentionTile& t_;
+  const AttentionScratch& s_;
+  Ahead& ahead_;
+  int score_chunk_ = 0, sum_block_ = 0, n_key_tiles_ = 0, n_chunks_ = 0, parts_per_step_ = 0;
+  const uint8_t *queries_ = nullptr, *weights_ = nullptr;
+  uint8_t* scores_ = nullptr;
+  float* out_ = nullptr;
+};
+
 inline void attend_on_tiles(const AttentionTile& t) {
   constexpr int kFewGroups = 2;  // for which rows are opened anew, with the same results to the bit
   const int n_groups = (t.n_queries + kWidth - 1) / kWidth;
@@ -159,19 +212,22 @@ inline void attend_on_tiles(const AttentionTile& t) {
   lay_out_keys(t, s, key_tiles(padded_rows));
   lay_out_values(t, s, (padded_rows + kChunk - 1) / kChunk);
   Ahead ahead(t, n_groups * s.value_blocks);
-  const auto chunks_of = [&](int group) { return (rows_of_group(t, group) + kChunk - 1) / kChunk; };
-  score_group(t, s, 0, key_tiles(rows_of_group(t, 0)));
+  TileWork tiles(t, s, ahead);
+  tiles.begin(0, -1, 1);
+  tiles.finish();
   for (int group = 0; group < n_groups; ++group) {
-    // Tiles work on the next group's scores while the vector units turn this one's into weights, and on the sums of the one before, whose
-    // weights have reached the cache.
-    if (group + 1 < n_groups) score_group(t, s, group + 1, key_tiles(rows_of_group(t, group + 1)));
+    // While the vector units turn the group's scores into weights, tiles work on the next one's scores, then on the sums of the one before,
+    // whose weights have reached the cache.
     const int rows = rows_of_group(t, group);
-    softmax_group<Bf16Form>(t, group, rows);
-    turn_weights(t, group, rows, chunks_of(group), s.weights_of(group));
+    tiles.begin(group + 1, group - 1, rows / 4);
+    float* const scores = scores_of(t, group);
+    softmax_group<Bf16Form>(t, group, rows, scores, tiles);
+    turn_weights(scores, rows, key_chunks_of(t, group), s.weights_of(group));
     if (!t.first) correct_group(t, group);
-    if (group > 0) sum_group(t, s, group - 1, chunks_of(group - 1), ahead);
+    tiles.finish();
   }
-  sum_group(t, s, n_groups - 1, chunks_of(n_groups - 1), ahead);
+  tiles.begin(n_groups, n_groups - 1, 1);
+  tiles.finish();
 }
 
 constexpr AttentionKernels make_tile_attention() {

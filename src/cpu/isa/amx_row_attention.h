@@ -143,7 +143,7 @@ inline void score_opened(const AttentionTile& t, const OpenedScratch<E>& s, cons
       set_steps<E, false, true, kLastSum, false>(0, last, ahead);
     }
   }
-  auto* const to = reinterpret_cast<uint8_t*>(t.scores + group * kTileRows * kWidth);
+  auto* const to = reinterpret_cast<uint8_t*>(t.scores);
   tile_store<0>(to, kRowBytes);
   tile_store<1>(to + kTileBytes, kRowBytes);
   if constexpr (kHalves == 2) {
@@ -153,8 +153,7 @@ inline void score_opened(const AttentionTile& t, const OpenedScratch<E>& s, cons
 }
 
 // Weights of a group in pairs of rows, as Bf16Form makes them, as tiles of queries: [32 rows].
-inline void turn_weights(const AttentionTile& t, int group, int padded_rows, int n_halves, uint8_t* to) {
-  const float* const from = t.scores + group * kTileRows * kWidth;
+inline void turn_weights(const float* from, int padded_rows, int n_halves, uint8_t* to) {
   for (int h = 0; h < n_halves; ++h, to += kTileBytes) {
     I pairs[16];
     for (int i = 0; i < 16; ++i) pairs[i] = 32 * h + 2 * i < padded_rows ? as_int(load(from + (16 * h + i) * kWidth)) : iset1(0);
@@ -164,8 +163,7 @@ inline void turn_weights(const AttentionTile& t, int group, int padded_rows, int
 }
 // Weights in f32 as tiles of queries, [32 rows][part], in the pairs of open_values. Weights too small to change a sum of f32 are left out,
 // as tiles take the smallest numbers for zero, and vector units take long over them.
-inline void open_weights(const AttentionTile& t, int group, int n_halves, uint8_t* to) {
-  const float* const from = t.scores + group * kTileRows * kWidth;
+inline void open_weights(const float* from, int n_halves, uint8_t* to) {
   const F least = set1(0x1p-80f);
   const auto load_weights = [&](int row) {
     const F w = load(from + row * kWidth);
@@ -245,11 +243,11 @@ inline void attend_halves(const AttentionTile& t) {
   for (int group = 0; group < n_groups; ++group) {
     score_opened<E, kHalves>(t, s, keys, group, ahead);
     if constexpr (E == Element::bf16) {
-      softmax_group<Bf16Form>(t, group, kHalves * kChunk);
-      turn_weights(t, group, kHalves * kChunk, kHalves, s.weights(0));
+      softmax_group<Bf16Form>(t, group, kHalves * kChunk, t.scores);
+      turn_weights(t.scores, kHalves * kChunk, kHalves, s.weights(0));
     } else {
-      softmax_group<F32Form>(t, group, kHalves * kChunk);
-      open_weights(t, group, kHalves, s.weights(0));
+      softmax_group<F32Form>(t, group, kHalves * kChunk, t.scores);
+      open_weights(t.scores, kHalves, s.weights(0));
     }
     if (!t.first) correct_group(t, group);
     sum_opened<E, kHalves>(t, s, values, group, ahead);

@@ -55,6 +55,11 @@ struct Ahead {
   }
 };
 
+// Work that is done beside another: step() does a part of it.
+struct NoWork {
+  void step() {}
+};
+
 struct F32Form {
   static constexpr int kNumbers = 1;   // of a row in 4 bytes
   static constexpr int kStepRows = 1;  // rows of context whose weights share 4 bytes
@@ -67,8 +72,11 @@ struct F32Form {
     for (int i = 0; i < V; ++i) v[i] = load(row + i * kWidth);
   }
   static F exp_of(F x) { return vexp(x); }
-  // n_rows vectors of scores become weights; returns their sum.
-  static F weights(float* s, int n_rows, F base) {
+  // The base of weights exp(score - base), when `top` is the largest new score.
+  static F new_base(F before, F top) { return vmax(before, top); }
+  // n_rows vectors of scores become weights; returns their sum. A step of `beside` for every four.
+  template <class Work>
+  static F weights(float* s, int n_rows, F base, Work& beside) {
     F sum[4] = {zero(), zero(), zero(), zero()};
     for (int r = 0; r < n_rows; r += 4) {
       for (int i = 0; i < 4; ++i) {
@@ -76,6 +84,7 @@ struct F32Form {
         store(s + (r + i) * kWidth, p);
         sum[i] = add(sum[i], p);
       }
+      beside.step();
     }
     return add(add(sum[0], sum[1]), add(sum[2], sum[3]));
   }
@@ -124,11 +133,10 @@ inline void score_block(const AttentionTile& t, int group, int row) {
     for (int v = 0; v < V; ++v) store(t.scores + ((group + v) * kTileRows + row + r) * kWidth, add(sum[0][r][v], sum[1][r][v]));
 }
 
-// The scores of a group become weights, and its state moves on. Rows behind the last get weight 0.
-template <class Form>
-inline void softmax_group(const AttentionTile& t, int group, int padded_rows) {
+// The scores s of a group become weights, and its state moves on. Rows behind the last get weight 0.
+template <class Form, class Work>
+inline void softmax_group(const AttentionTile& t, int group, int padded_rows, float* s, Work& beside) {
   const F lowest = set1(-__builtin_inff());
-  float* const s = t.scores + group * kTileRows * kWidth;
   if (t.visible != nullptr) {
     int limits[kWidth];
     __builtin_memcpy(limits, t.visible + group * kWidth, sizeof limits);
@@ -145,9 +153,10 @@ inline void softmax_group(const AttentionTile& t, int group, int padded_rows) {
   for (int r = 0; r < padded_rows; r += 4)
     for (int i = 0; i < 4; ++i) top[i] = vmax(top[i], load(s + (r + i) * kWidth));
   float *const largest = t.largest + group * kWidth, *const sum = t.sum + group * kWidth;
-  const F before = t.first ? lowest : load(largest), now = vmax(before, vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+  const F before = t.first ? lowest : load(largest);
+  const F now = Form::new_base(before, vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
   const F base = vmax(now, set1(-3e38f));  // finite where nothing was seen, so that -inf - base is -inf
-  const F weights = Form::weights(s, padded_rows, base);
+  const F weights = Form::weights(s, padded_rows, base, beside);
   if (t.first) {
     store(sum, weights);
   } else {
@@ -156,6 +165,11 @@ inline void softmax_group(const AttentionTile& t, int group, int padded_rows) {
     store(sum, fma(load(sum), correction, weights));
   }
   store(largest, now);
+}
+template <class Form>
+inline void softmax_group(const AttentionTile& t, int group, int padded_rows, float* s) {
+  NoWork none;
+  softmax_group<Form>(t, group, padded_rows, s, none);
 }
 
 // Adds the weighted values of the tile to numbers [d, d + V vectors) of Q queries; weights lie [rows or their pairs][L].
@@ -226,7 +240,7 @@ void attend_tile(const AttentionTile& t) {
   for (; group + 2 <= n_groups; group += 2)
     for (int row = 0; row < padded_rows; row += kScoreRows / 2) score_block<Form, kScoreRows / 2, 2>(t, group, row);
   for (int row = 0; group < n_groups && row < padded_rows; row += kScoreRows) score_block<Form, kScoreRows, 1>(t, group, row);
-  for (group = 0; group < n_groups; ++group) softmax_group<Form>(t, group, padded_rows);
+  for (group = 0; group < n_groups; ++group) softmax_group<Form>(t, group, padded_rows, t.scores + group * kTileRows * kWidth);
   Ahead ahead(t, (t.v_dim + 2 * kWidth - 1) / (2 * kWidth) * ((t.n_rows + Form::kStepRows - 1) / Form::kStepRows));
   int d = 0;
   for (; d + 2 * kWidth <= t.v_dim; d += 2 * kWidth) value_column<Form, 2>(t, d, ahead);

@@ -26,31 +26,41 @@ struct Bf16Form {
     v[0] = as_float(_mm512_unpacklo_epi16(first, second));
     v[1] = as_float(_mm512_unpackhi_epi16(first, second));
   }
-  // e^x within 3e-6 of it, for x below infinity; exactly 1 for 0. The maximum keeps NaN, which is its second operand.
-  static F exp_of(F x) {
-    const F y = mul(vmax(set1(-200.0f), x), set1(1.44269504f)), n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const F f = sub(y, n);
-    F p = fma(set1(0.00958285299f), f, set1(0.0559064247f));
-    p = fma(p, f, set1(0.240240986f));
-    p = fma(p, f, set1(0.693124193f));
-    p = fma(p, f, set1(1.0f));
-    return _mm512_scalef_ps(p, n);
+  // Moves only when weights would pass e^8, up to which they are as exact as below 1: what was summed up so far is seldom corrected.
+  static F new_base(F before, F top) {
+    return _mm512_mask_mov_ps(before, _mm512_cmp_ps_mask(top, add(before, set1(8.0f)), _CMP_GT_OQ), top);
   }
-  static F weights(float* s, int n_rows, F base) {
+  static constexpr float kLog2E = 1.44269504f;
+  // 2^y within 3e-6 of it, for y below infinity; exactly 1 for 0. The fraction of an infinity is 0, and of NaN NaN.
+  static F exp2_of(F y) {
+    const F f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    F p = fma(set1(0.0134267006f), f, set1(0.0522424467f));
+    p = fma(p, f, set1(0.241280213f));
+    p = fma(p, f, set1(0.693044841f));
+    p = fma(p, f, set1(1.0f));
+    return _mm512_scalef_ps(p, y);  // takes the whole part of y
+  }
+  static F exp_of(F x) { return exp2_of(mul(x, set1(kLog2E))); }
+  template <class Work>
+  static F weights(float* s, int n_rows, F base, Work& beside) {
+    // Where nothing was seen the base is -3e38, and -inf plus a finite number stays -inf.
+    const F minus_base = vmin(mul(base, set1(-kLog2E)), set1(3e38f));
+    const __m512bh ones = pairs_of(as_float(iset1(0x3f803f80)));
     // Word 2i of a pair is the first row's.
     const I interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
                                           18, 2, 17, 1, 16, 0);
-    F sum[4] = {zero(), zero(), zero(), zero()};
+    F sum[2] = {zero(), zero()};
     for (int r = 0; r < n_rows; r += 4) {
-      for (int i = 0; i < 4; i += 2) {
-        const F a = exp_of(sub(load(s + (r + i) * kWidth), base)), b = exp_of(sub(load(s + (r + i + 1) * kWidth), base));
+      for (int i = 0; i < 2; ++i) {
+        const float* const at = s + (r + 2 * i) * kWidth;
+        const F a = exp2_of(fma(load(at), set1(kLog2E), minus_base)), b = exp2_of(fma(load(at + kWidth), set1(kLog2E), minus_base));
         const I pair = _mm512_permutexvar_epi16(interleave, as_int(as_f(_mm512_cvtne2ps_pbh(b, a))));
-        store(s + (r + i) / 2 * kWidth, as_float(pair));
-        sum[i] = add(sum[i], as_float(shl(pair, 16)));
-        sum[i + 1] = add(sum[i + 1], as_float(iand(pair, iset1(static_cast<int>(0xffff0000u)))));
+        store(s + (r / 2 + i) * kWidth, as_float(pair));
+        sum[i] = _mm512_dpbf16_ps(sum[i], pairs_of(as_float(pair)), ones);
       }
+      beside.step();
     }
-    return add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+    return add(sum[0], sum[1]);
   }
   static F units(const float* q, F scale) { return as_f(_mm512_cvtne2ps_pbh(mul(load(q + kWidth), scale), mul(load(q), scale))); }
   static void make_row(const float* src, int n, void* row) {

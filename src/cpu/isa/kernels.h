@@ -88,7 +88,7 @@ struct AttentionTile {
   const int* visible = nullptr;   // [n_queries rounded up to lanes] how many of the rows each query sees; null: all
   const void* queries = nullptr;  // by pack_queries
   float* scores = nullptr;        // working memory: [groups][kTileRows][lanes]
-  float* largest = nullptr;       // [groups][lanes] largest score so far
+  float* largest = nullptr;       // [groups][lanes] largest score so far, or one that is smaller by a few units
   float* sum = nullptr;           // [groups][lanes] sum of exp(score - largest)
   float* correction = nullptr;    // working memory: [groups][lanes]
   // [n_queries rounded up to lanes, 8 at least][v_dim] sums of exp(score - largest) times value, for write_row
