@@ -122,6 +122,7 @@ struct ClassTargets {
 struct EngineOptions {
   std::string device = "cpu";
   int n_threads = 0;                // 0: one per physical core
+  int n_cpu_experts = 0;            // on a GPU: the routed experts of layers below this stay with the CPU
   int max_context = 0;              // tokens of one request; 0: the model's own limit, 4,096 at most
   int max_requests = 0;             // running at the same time; 0: 16 on the CPU, 256 on a GPU
   int max_step_tokens = 0;          // rows of a step; 0: 512 on the CPU, 4,096 on a GPU

@@ -35,6 +35,11 @@ std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& opt
   fail("--device: found \"{}\", expected cpu, cuda, cuda:N or ref", printable(device));
 }
 
+std::unique_ptr<HybridOps> make_gpu_and_cpu(std::string_view device, const BackendOptions& options) {
+  if (cuda_index(device) < 0) fail("--cpu-experts: found --device {}, expected a GPU (cuda or cuda:N)", printable(device));
+  return make_hybrid_ops(make_ops(device, options), make_ops("cpu", options));
+}
+
 std::string backends_built() { return std::string("ref cpu") + (CACHALOT_BUILT_WITH_CUDA ? " cuda" : ""); }
 
 }  // namespace cachalot

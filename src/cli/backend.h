@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/cpu_topology.h"
-#include "ops/ops.h"
+#include "ops/hybrid_ops.h"
 
 namespace cachalot {
 
@@ -24,6 +24,9 @@ struct BackendOptions {
 // device: "ref" (the slow reference), "cpu", "cuda" or "cuda:N". Throws Error for another text, and for a device that this build or this
 // machine does not have.
 std::unique_ptr<Ops> make_ops(std::string_view device, const BackendOptions& options);
+
+// The GPU that `device` names, with a CPU backend beside it for experts that stay in the host's memory. Throws Error for another device.
+std::unique_ptr<HybridOps> make_gpu_and_cpu(std::string_view device, const BackendOptions& options);
 
 // What this build can run on, for `version`: "ref cpu cuda".
 std::string backends_built();

@@ -32,15 +32,30 @@ void find_chat_template(LoadedModel& model, const Checkpoint& checkpoint) {
       model.path + (checkpoint.gguf() != nullptr ? ": tokenizer.chat_template" : "/tokenizer_config.json: chat_template");
 }
 
+// Whether a GPU's memory, which routed experts could leave, may be too small for the model.
+bool experts_could_leave(Ops& ops, const Checkpoint& checkpoint, const Config& config, const ModelOptions& options) {
+  if (ops.host_memory() || config.n_experts == 0 || options.n_cpu_experts >= config.n_layers) return false;
+  size_t bytes = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) bytes += tensor.data.size();
+  return bytes > ops.memory().free / 10 * 9;
+}
+
 }  // namespace
 
 LoadedModel load_model(const ModelOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   LoadedModel model;
   model.path = options.path;
-  model.ops =
-      make_ops(options.device,
-               {.n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .batch_invariant = options.batch_invariant});
+  const BackendOptions backend{
+      .n_threads = options.n_threads, .pin = options.pin, .numa = options.numa, .batch_invariant = options.batch_invariant};
+  HybridOps* hybrid = nullptr;
+  if (options.n_cpu_experts > 0) {
+    auto both = make_gpu_and_cpu(options.device, backend);
+    hybrid = both.get();
+    model.ops = std::move(both);
+  } else {
+    model.ops = make_ops(options.device, backend);
+  }
   model.batch_invariant = options.batch_invariant;
   const auto checkpoint = Checkpoint::open(options.path, PackedModels::accept);
   model.config = read_config(*checkpoint);
@@ -56,13 +71,27 @@ LoadedModel load_model(const ModelOptions& options) {
   ProgressBar bar("loading", options.show_progress);
   LoadOptions load{
       .max_positions = model.max_context, .mtp = options.mtp, .progress = [&](size_t done, size_t total) { bar.update(done, total); }};
+  if (hybrid != nullptr) {
+    load.n_host_experts = options.n_cpu_experts;
+    load.pack_on_host = [&](std::span<const LinearSource> sources) {
+      Linear w = hybrid->pack_on_host(sources);
+      if (options.on_linear) options.on_linear(sources, w);
+      return w;
+    };
+  }
   if (options.on_linear)
     load.pack = [&](std::span<const LinearSource> sources) {
       Linear w = pack_linear(*checkpoint, *model.ops, sources);
       options.on_linear(sources, w);
       return w;
     };
-  model.decoder = Decoder::load(*checkpoint, model.config, *model.ops, load);
+  const bool tight = experts_could_leave(*model.ops, *checkpoint, model.config, options);
+  try {
+    model.decoder = Decoder::load(*checkpoint, model.config, *model.ops, load);
+  } catch (const Error& error) {
+    if (!tight) throw;
+    fail("{}. --cpu-experts N leaves the routed experts of the first N layers with the CPU", error.what());
+  }
   model.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
 }

@@ -20,6 +20,7 @@ struct ModelOptions {
   int n_threads = 0;  // 0: one per physical core
   bool pin = false;   // as in BackendOptions
   Numa numa = Numa::none;
+  int n_cpu_experts = 0;         // of layers below this the routed experts stay with the CPU, on a GPU
   bool batch_invariant = false;  // as in BackendOptions
   int max_context = 0;           // tokens; 0: the smaller of kDefaultContext and the model's own limit
   bool needs_tokenizer = true;

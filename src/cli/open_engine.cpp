@@ -17,7 +17,11 @@ std::unique_ptr<Engine> make_engine(std::shared_ptr<LoadedModel> model, const En
 }
 
 std::unique_ptr<Engine> open_engine(const std::string& model, const EngineOptions& options) {
-  ModelOptions load{.path = model, .device = options.device, .n_threads = options.n_threads, .max_context = options.max_context};
+  ModelOptions load{.path = model,
+                    .device = options.device,
+                    .n_threads = options.n_threads,
+                    .n_cpu_experts = options.n_cpu_experts,
+                    .max_context = options.max_context};
   load.show_progress = false;
   load.mtp = options.speculation == "mtp";
   load.batch_invariant = options.batch_invariant;

@@ -64,6 +64,7 @@ ModelOptions ModelFlags::options() const {
           .n_threads = threads,
           .pin = pin,
           .numa = placement,
+          .n_cpu_experts = n_cpu_experts,
           .max_context = max_model_len};
 }
 
@@ -111,6 +112,17 @@ void add_device_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("HOW")
       ->check(CLI::IsMember({"none", "distribute", "isolate"}).description(""))
       ->default_str(flags.numa)
+      ->group(group);
+  constexpr int kAllLayers = 1000000;
+  command
+      .add_option("--cpu-experts,--n-cpu-moe", flags.n_cpu_experts,
+                  "On a GPU: the routed experts of the first N layers stay in the CPU's memory and are computed there")
+      ->type_name("N")
+      ->check(number_between(0, kAllLayers))
+      ->group(group);
+  command
+      .add_flag_callback(
+          "--cpu-moe", [&flags] { flags.n_cpu_experts = kAllLayers; }, "The same for all layers")
       ->group(group);
 }
 

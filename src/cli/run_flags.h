@@ -17,12 +17,12 @@ CLI::Validator number_between(double low, double high);
 struct ModelFlags {
   std::string model, model_argument, tokenizer, device = "cpu", kv_cache_dtype = "auto", numa = "none";
   bool pin = false;
-  int threads = 0, max_model_len = 0, block_size = 16, prefill_chunk = 512;
+  int threads = 0, n_cpu_experts = 0, max_model_len = 0, block_size = 16, prefill_chunk = 512;
   double memory_utilization = 0.9;
 
   [[nodiscard]] ModelOptions options() const;
 };
-// -m, --device, -t, --pin, --numa: for every command that runs a model.
+// -m, --device, -t, --pin, --numa, --cpu-experts: for every command that runs a model.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 // The same, where the model may also be named without -m. choose_model(), once flags are read, throws when it was not named, or twice.
 void add_model_flags_or_argument(CLI::App& command, ModelFlags& flags);

@@ -70,6 +70,9 @@ struct LoadOptions {
   bool exact_derived = false;  // keep weights derived from quantized ones (MLA's uk_t) in f32 instead of f16
   std::function<void(size_t done_bytes, size_t total_bytes)> progress;
   std::function<Linear(std::span<const LinearSource>)> pack;  // takes the place of pack_linear()
+  // Takes the place of both for the routed experts of layers below n_host_experts: HybridOps::pack_on_host().
+  std::function<Linear(std::span<const LinearSource>)> pack_on_host;
+  int n_host_experts = 0;
 };
 
 // One weight on the device: Ops::pack, or for a packed model its bytes. Throws Error when the pack is for another kind of device.

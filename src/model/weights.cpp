@@ -23,8 +23,8 @@ class Loader {
     return s;
   }
   [[nodiscard]] Linear linear(const std::string& name, int out, int in) { return pack({source(name, 1, out, in)}); }
-  [[nodiscard]] Linear pack(std::vector<LinearSource> segments) {
-    Linear w = options_.pack ? options_.pack(segments) : pack_linear(file_, ops_, segments);
+  [[nodiscard]] Linear pack(std::vector<LinearSource> segments, bool on_host = false) {
+    Linear w = on_host ? options_.pack_on_host(segments) : options_.pack ? options_.pack(segments) : pack_linear(file_, ops_, segments);
     for (const LinearSource& s : segments) file_.forget(s);  // otherwise the model would be in memory twice
     if (file_.packed() != nullptr) advance(w.packed->bytes());
     return w;
@@ -56,7 +56,7 @@ class Loader {
   }
   [[nodiscard]] FfnWeights ffn(int l) {
     prefix_ = "blk." + std::to_string(l) + ".";
-    if (c_.is_moe_layer(l)) return moe();
+    if (c_.is_moe_layer(l)) return moe(l < options_.n_host_experts);
     return DenseFfn{gate_up("ffn_gate.weight", "ffn_up.weight", 1, c_.intermediate),
                     linear(prefix_ + "ffn_down.weight", c_.hidden, c_.intermediate)};
   }
@@ -67,8 +67,8 @@ class Loader {
     if (options_.progress) options_.progress(std::min(done_, total_), total_);
   }
 
-  [[nodiscard]] Linear gate_up(const char* gate, const char* up, int n_matrices, int inner) {
-    return pack({source(prefix_ + gate, n_matrices, inner, c_.hidden), source(prefix_ + up, n_matrices, inner, c_.hidden)});
+  [[nodiscard]] Linear gate_up(const char* gate, const char* up, int n_matrices, int inner, bool on_host = false) {
+    return pack({source(prefix_ + gate, n_matrices, inner, c_.hidden), source(prefix_ + up, n_matrices, inner, c_.hidden)}, on_host);
   }
 
   [[nodiscard]] GqaWeights gqa() {
@@ -113,7 +113,7 @@ class Loader {
     return make_linear_source(s.name, Format::f32, rows, 1, s.out, s.in);
   }
 
-  [[nodiscard]] MoeFfn moe() {
+  [[nodiscard]] MoeFfn moe(bool on_host) {
     MoeFfn w;
     // The router decides between experts whose scores may be close: its weights are kept in f32 whatever the file holds.
     LinearSource stored = source(prefix_ + "ffn_gate_inp.weight", 1, c_.n_experts, c_.hidden);
@@ -123,8 +123,8 @@ class Loader {
       w.router = pack({in_f32(stored)});
     }
     if (file_.has(prefix_ + "exp_probs_b.bias")) w.router_bias = constant(prefix_ + "exp_probs_b.bias", c_.n_experts);
-    w.experts.gate_up = gate_up("ffn_gate_exps.weight", "ffn_up_exps.weight", c_.n_experts, c_.moe_intermediate);
-    w.experts.down = pack({source(prefix_ + "ffn_down_exps.weight", c_.n_experts, c_.hidden, c_.moe_intermediate)});
+    w.experts.gate_up = gate_up("ffn_gate_exps.weight", "ffn_up_exps.weight", c_.n_experts, c_.moe_intermediate, on_host);
+    w.experts.down = pack({source(prefix_ + "ffn_down_exps.weight", c_.n_experts, c_.hidden, c_.moe_intermediate)}, on_host);
     if (c_.n_shared > 0) {
       const int inner = c_.n_shared * c_.moe_intermediate;
       w.experts.shared_gate_up = gate_up("ffn_gate_shexp.weight", "ffn_up_shexp.weight", 1, inner);

@@ -55,6 +55,16 @@ TestModel load_model(const std::filesystem::path& path, std::unique_ptr<Ops> ops
   return model;
 }
 
+TestModel load_model(const std::filesystem::path& path, std::unique_ptr<HybridOps> ops, int n_host_experts) {
+  const auto checkpoint = Checkpoint::open(path);
+  HybridOps& hybrid = *ops;
+  TestModel model{std::move(ops), read_config(*checkpoint), {}};
+  LoadOptions load{.n_host_experts = n_host_experts};
+  load.pack_on_host = [&](std::span<const LinearSource> sources) { return hybrid.pack_on_host(sources); };
+  model.decoder = Decoder::load(*checkpoint, model.config, hybrid, load);
+  return model;
+}
+
 std::vector<float> run_logits(TestModel& model, const std::vector<int>& ids, const RunOptions& options) {
   const int n = static_cast<int>(ids.size()), vocab = model.config.vocab, chunk = std::min(options.chunk, n);
   KvCache cache(*model.ops, model.config, options.kv_format, options.block_tokens,

@@ -8,6 +8,7 @@
 
 #include "cachalot/engine.h"
 #include "model/decoder.h"
+#include "ops/hybrid_ops.h"
 
 namespace cachalot::test {
 
@@ -30,6 +31,8 @@ struct TestModel {
   Decoder decoder;
 };
 TestModel load_model(const std::filesystem::path& path, std::unique_ptr<Ops> ops, bool exact_derived = false);
+// With the routed experts of layers below n_host_experts on the host.
+TestModel load_model(const std::filesystem::path& path, std::unique_ptr<HybridOps> ops, int n_host_experts);
 
 // Logits [n, vocab] of all positions of `ids`, run in chunks.
 struct RunOptions {
