@@ -168,7 +168,8 @@ class CudaOps final : public Ops {
   bool moe_many(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);  // moe_prompt.cpp
   // Several rows. The sum goes to y, or where `then` says.
   void moe_rows(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
-  void sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then);
+  // alone: as CombineArgs says.
+  void sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then, bool alone);
   void plan_moe(MoePlan& plan, int rows);
   void launch_grouped(GemmArgs args);
   void grouped(const Linear& w, const GemmArgs& common, View y);

@@ -43,6 +43,7 @@ namespace {
 // A lane per 16 bytes of the result: 8 lanes write a line, and their reads of four words each meet in the same line of x, which is 64
 // columns of a row, put in the places of permuted_column. blockIdx.x: tile (z: head), blockIdx.y: 16 rows.
 constexpr int kBlockRowsThreads = 256;
+constexpr int64_t kStreamedBytes = 32 << 20;  // results of more bytes leave the L2 cache to x, whose rows are read several times
 __global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __grid_constant__ GemmArgs a, uint8_t* to, ColumnOrder order) {
   pdl_trigger();
   pdl_wait();
@@ -57,6 +58,7 @@ __global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __g
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, unit = lane & 7;
   const int n_chunks = a.w.cols / kRecordCols, first = static_cast<int>(blockIdx.y) * 16;
   const int64_t tile_at = static_cast<int64_t>(blockIdx.z * gridDim.x + blockIdx.x) * n_chunks;
+  const bool streamed = static_cast<int64_t>(gridDim.z * gridDim.x) * a.tile_rows * n_chunks * 128 > kStreamedBytes;
   const int word = (unit >> 2) * 16 + permuted_word(order, unit & 3), step = permuted_step(order);
   for (int r = first + (lane >> 3); r < min(first + 16, count); r += 4) {
     int row = list != nullptr ? list[begin + r] : begin + r;
@@ -68,8 +70,12 @@ __global__ __launch_bounds__(kBlockRowsThreads) void block_rows_kernel(const __g
 #pragma unroll 4
     for (int chunk = warp; chunk < n_chunks; chunk += kBlockRowsThreads / 32) {
       const uint32_t* at = from + chunk * 32;
-      *reinterpret_cast<uint4*>(piece + static_cast<int64_t>(chunk) * a.tile_rows * 128) =
-          make_uint4(at[0], at[step], at[2 * step], at[3 * step]);
+      const uint4 v = make_uint4(at[0], at[step], at[2 * step], at[3 * step]);
+      uint4* there = reinterpret_cast<uint4*>(piece + static_cast<int64_t>(chunk) * a.tile_rows * 128);
+      if (streamed)
+        __stcs(there, v);
+      else
+        *there = v;
     }
   }
 }

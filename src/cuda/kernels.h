@@ -76,6 +76,7 @@ struct CombineArgs {
   const float* norm = nullptr;
   float eps = 0.0f;
   bool clusters = false;  // the device has them (sm_90)
+  bool alone = false;     // the experts' launch is better off when the launches behind this one do not wait beside it
 };
 // y[t] = sum_k weights[t, k] * pairs[t * top_k + k] + (shared[t] when it has data); pairs of experts < 0 are left out.
 cudaError_t launch_moe_combine(const CombineArgs& args, cudaStream_t stream);

@@ -55,7 +55,7 @@ __global__ __maxnreg__(168) void mla_decode_kernel(const __grid_constant__ Atten
   float* scores = reinterpret_cast<float*>(shared);  // [4 quarters][16][kScorePitch]
   bf16* stages = reinterpret_cast<bf16*>(shared + F::kFirstBytes);
   bf16* weights = stages + kStages * F::kStage;  // [16][kWeightPitch]
-  pdl_trigger();
+  if (gridDim.x == 1) pdl_trigger();
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int row = static_cast<int>(blockIdx.x), head0 = static_cast<int>(blockIdx.y) * kHeads, split = static_cast<int>(blockIdx.z);
   __shared__ uint64_t full[kStages];
@@ -124,6 +124,7 @@ __global__ __maxnreg__(168) void mla_decode_kernel(const __grid_constant__ Atten
 #pragma unroll
   for (int i = 0; i < kStages; ++i) copy(i, n_old);
   pdl_wait();
+  if (gridDim.x > 1) pdl_trigger();  // with several rows what would wait beside it costs more than it gains
 #pragma unroll
   for (int i = 0; i < kStages; ++i) copy_new(i, n_old);
   const int quarter = warp >> 1, half = warp & 1, quarter_at = quarter * kSteps * 16;

@@ -142,12 +142,14 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
   constexpr int kCols = kColTiles * 8, kPitch = kUkRows + 4;
   __shared__ float reduce[33];
   __shared__ __align__(8) float sums[kHalves][kCols][kPitch];
-  pdl_trigger();
+  constexpr bool kLate = kColTiles == 1;  // measured: whether what follows attention may wait beside what comes before
+  if (!kLate) pdl_trigger();
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   if (block >= a.heads * kParts) {
     const int t = block - a.heads * kParts;
     const RowPlace place(a, t);
     pdl_wait();
+    if (kLate) pdl_trigger();
     return prologue_row<bf16, Kv>(a, t, place, reduce);
   }
   const int head = block / kParts, part = block % kParts, tile = warp % kUkTiles, half = warp / kUkTiles, g = lane >> 2, c = lane & 3,
@@ -157,6 +159,7 @@ __global__ __launch_bounds__(kThreads) void absorb_kernel(const __grid_constant_
   w[0].load(true, reinterpret_cast<const uint8_t*>(uk + (row0 + g) * kNope + half * kRecordCols), lane, 8 * kNope);
   const Turn turn(a, min(turned, n_rows - 1));
   pdl_wait();
+  if (kLate) pdl_trigger();
   const bf16* q = static_cast<const bf16*>(a.q.data) + head * (kNope + kTail);
   const auto place = [&](int col) { return place_of(as_operands, head, col); };
   uint4 x[kColTiles][2];
@@ -192,7 +195,6 @@ __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_const
   constexpr int kCols = kColTiles * 8, kPitch = kUvCols + 32, kLoads = kMaxSplits / kInFlight;
   __shared__ __align__(16) bf16 sums[kCols][kPitch];
   __shared__ float products[kParts][kCols][kUvRows];
-  pdl_trigger();
   const auto cluster = cooperative_groups::this_cluster();
   auto started = cluster.barrier_arrive();
   const int head = static_cast<int>(blockIdx.x) / kParts, part = static_cast<int>(cluster.block_rank()),
@@ -201,6 +203,7 @@ __global__ __launch_bounds__(kThreads) void combine_uv_kernel(const __grid_const
   const int64_t out = static_cast<int64_t>(head) * kValue + warp * 16 + g;
   w[0].load(true, reinterpret_cast<const uint8_t*>(uv + out * kMlaV + part * kUvCols), lane, 8 * kMlaV);
   pdl_wait();
+  pdl_trigger();
   const int64_t step = static_cast<int64_t>(a.n_rows) * a.heads;
   const float* all_lse = a.partial + a.n_splits * step * kMlaV;
   // Half a warp per row: the lane's numbers are 4 own, ..., and it knows the weights of parts own, own + 16, ... Up to 8 rows the other

@@ -226,7 +226,7 @@ bool CudaOps::moe_tokens(View x, const Experts& experts, const Routing& routing,
   if (has_shared) a.shared_h = whole_rows(a.n_tokens, a.shared_down.cols);
   a.y = static_cast<float*>(pairs.data), a.shared_y = static_cast<float*>(shared.data);
   done(launch_moe_tokens(a, stream_), "moe");
-  sum_pairs(pairs, shared, routing, y, then);
+  sum_pairs(pairs, shared, routing, y, then, true);
   temp_release(mark);
   return true;
 }
@@ -269,7 +269,7 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   done(launch_whole_rows(mat_of(x), first.routed.x, stream_), "moe");
   done(launch_few_gate_up(first, stream_), "moe");
   done(launch_few_down(second, stream_), "moe");
-  sum_pairs(pairs, shared, routing, y, then);
+  sum_pairs(pairs, shared, routing, y, then, true);
   temp_release(mark);
   return true;
 }
@@ -324,14 +324,15 @@ bool CudaOps::moe_mid(View x, const Experts& experts, const Routing& routing, Vi
     done(launch_mid_gate_up(first, stream_), "moe");
     done(launch_mid_down(second, stream_), "moe");
   }
-  sum_pairs(pairs, shared, routing, y, then);
+  sum_pairs(pairs, shared, routing, y, then, true);
   temp_release(mark);
   return true;
 }
 
 // The end of either: y[t] = sum of the pairs of row t by their weights, and of its row of `shared` when there is one.
-void CudaOps::sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then) {
+void CudaOps::sum_pairs(View pairs, View shared, const Routing& routing, View y, const AddNorm* then, bool alone) {
   CombineArgs args;
+  args.alone = alone;
   args.pairs = mat_of(pairs);
   if (shared) args.shared = mat_of(shared);
   args.ids = static_cast<const int*>(routing.ids.data);
@@ -423,7 +424,7 @@ void CudaOps::moe_rows(View x, const Experts& experts, const Routing& routing, V
   down.x_stride = h.stride[0];
   if (has_shared && !join_shared_down(experts, hs, shared, pairs, down)) linear(hs, experts.shared_down, shared, 0.0f);
   grouped(experts.down, down, pairs);
-  sum_pairs(pairs, shared, routing, y, then);
+  sum_pairs(pairs, shared, routing, y, then, false);
   temp_release(mark);
 }
 

@@ -45,8 +45,8 @@ __global__ __launch_bounds__(kWideThreads) void combine_wide_kernel(const In* pa
                                                                     const float* weights, int64_t weights_stride, int top_k,
                                                                     const float* shared, int64_t shared_stride, Out* y, int64_t y_stride,
                                                                     int n) {
-  pdl_trigger();
   pdl_wait();
+  pdl_trigger();  // before, the next launch's blocks would crowd on the multiprocessors that are free first
   const int t = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
   if (i >= n) return;
   const auto read = [](auto* v, const auto* from) {  // 8 numbers
@@ -100,15 +100,15 @@ __device__ __forceinline__ void read_floats(const T* from, float* to, int n) {
   }
 }
 
-// A cluster of kBlocks blocks per row.
-constexpr int kMostNormThreads = 512, kMostBlocks = 8, kFewRows = 64;
+// A cluster of kBlocks blocks per row. With few rows everything is asked for at once; with many, blocks beside each other hide the second
+// trip, and there are more of them the fewer registers each takes.
+constexpr int kMostNormThreads = 512, kMostBlocks = 8, kFewRows = 64, kManyRows = 1024, kManyAtOnce = 4;
 template <typename In>
 constexpr int kNormEach = 16 / static_cast<int>(sizeof(In));  // columns of a thread
-template <typename In, int kBlocks>
-__global__ __launch_bounds__(kMostNormThreads) void combine_norm_kernel(const __grid_constant__ CombineArgs a) {
-  constexpr int kEach = kNormEach<In>;
+template <typename In, int kBlocks, bool kMany>
+__global__ __launch_bounds__(kMostNormThreads, kMany ? 2 : 1) void combine_norm_kernel(const __grid_constant__ CombineArgs a) {
+  constexpr int kEach = kNormEach<In>, kAtOnce = kMany ? kManyAtOnce : kCombinedAtOnce;
   [[maybe_unused]] __shared__ float reduce[33], of_block[kBlocks];
-  pdl_trigger();
   const int t = static_cast<int>(blockIdx.x) / kBlocks, rank = static_cast<int>(blockIdx.x) % kBlocks,
             thread = static_cast<int>(threadIdx.x);
   const int n = a.y.cols, top_k = a.weights.cols, at = (rank * static_cast<int>(blockDim.x) + thread) * kEach;
@@ -117,8 +117,10 @@ __global__ __launch_bounds__(kMostNormThreads) void combine_norm_kernel(const __
   auto started = cooperative_groups::this_cluster().barrier_arrive();
 #endif
   float norm[kEach], r[kEach] = {}, sum[kEach] = {};
-  if (mine) read_floats(a.norm + at, norm, kEach);
+  if (mine && !kMany) read_floats(a.norm + at, norm, kEach);
+  if (!a.alone) pdl_trigger();
   pdl_wait();
+  if (a.alone) pdl_trigger();
   float* residual = static_cast<float*>(a.residual.data) + t * a.residual.stride + at;
   const In* pairs = static_cast<const In*>(a.pairs.data) + static_cast<int64_t>(t) * top_k * a.pairs.stride + at;
   const int* ids = a.ids + t * top_k;
@@ -126,18 +128,18 @@ __global__ __launch_bounds__(kMostNormThreads) void combine_norm_kernel(const __
   if (mine) {
     read_floats(residual, r, kEach);
     if (a.shared.data != nullptr) read_floats(static_cast<const float*>(a.shared.data) + t * a.shared.stride + at, sum, kEach);
-    for (int first = 0; first < top_k; first += kCombinedAtOnce) {
-      int id[kCombinedAtOnce];
-      float weight[kCombinedAtOnce];
-      uint4 v[kCombinedAtOnce];
+    for (int first = 0; first < top_k; first += kAtOnce) {
+      int id[kAtOnce];
+      float weight[kAtOnce];
+      uint4 v[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kCombinedAtOnce; ++k) {
+      for (int k = 0; k < kAtOnce; ++k) {
         const bool there = first + k < top_k;
         id[k] = there ? ids[first + k] : -1;
         if (there) weight[k] = weights[first + k], v[k] = load16(pairs + (first + k) * a.pairs.stride);
       }
 #pragma unroll
-      for (int k = 0; k < kCombinedAtOnce; ++k) {
+      for (int k = 0; k < kAtOnce; ++k) {
         if (id[k] < 0) continue;
         const uint32_t words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
@@ -165,6 +167,7 @@ __global__ __launch_bounds__(kMostNormThreads) void combine_norm_kernel(const __
   }
 #endif
   if (!mine) return;
+  if (kMany) read_floats(a.norm + at, norm, kEach);
   const float factor = rsqrtf(squares / static_cast<float>(n) + a.eps);
 #pragma unroll
   for (int i = 0; i < kEach; i += 4) *reinterpret_cast<float4*>(residual + i) = make_float4(r[i], r[i + 1], r[i + 2], r[i + 3]);
@@ -218,10 +221,11 @@ cudaError_t launch_moe_combine_norm(const CombineArgs& a, cudaStream_t stream) {
                        : want <= 4 ? 4
                                    : 8;
     const int threads = ceil_div(ceil_div(a.y.cols, kNormEach<In> * blocks), 32) * 32;
-    const auto kernel = blocks == 1   ? combine_norm_kernel<In, 1>
-                        : blocks == 2 ? combine_norm_kernel<In, 2>
-                        : blocks == 4 ? combine_norm_kernel<In, 4>
-                                      : combine_norm_kernel<In, 8>;
+    const auto kernel = blocks == 1 && a.y.rows >= kManyRows ? combine_norm_kernel<In, 1, true>
+                        : blocks == 1                        ? combine_norm_kernel<In, 1, false>
+                        : blocks == 2                        ? combine_norm_kernel<In, 2, false>
+                        : blocks == 4                        ? combine_norm_kernel<In, 4, false>
+                                                             : combine_norm_kernel<In, 8, false>;
     return launch_clusters(kernel, blocks, dim3(static_cast<unsigned>(blocks * a.y.rows)), threads, 0, stream, a);
   });
 }

@@ -58,7 +58,7 @@ bool CudaOps::moe_many(View x, const Experts& experts, const Routing& routing, V
   }
   done(launch_many_gate_up(first, stream_), "moe");
   done(launch_many_down(second, stream_), "moe");
-  sum_pairs(pairs, shared, routing, y, then);
+  sum_pairs(pairs, shared, routing, y, then, true);
   temp_release(mark);
   return true;
 }

@@ -336,6 +336,16 @@ void add_moe_cases(std::vector<OpCase>& cases) {
                                   .shared_inner = shared,
                                   .rows = rows,
                                   .add_norm = true}));
+  // So many rows that the sum and norm have a form for them.
+  cases.push_back(moe_case({.gate_up = Format::int4_planar,
+                            .down = Format::int4_planar,
+                            .shared = Format::int4_planar,
+                            .top_k = 3,
+                            .hidden = 256,
+                            .inner = 128,
+                            .shared_inner = 128,
+                            .rows = 1100,
+                            .add_norm = true}));
   cases.push_back(sample_case(1, 512));
   cases.push_back(sample_case(14, 1001));
   cases.push_back(sample_case(7, 129280));
