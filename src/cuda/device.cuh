@@ -199,5 +199,17 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// What is read once leaves the L2 cache first, and so leaves room in it for what is read again: a policy for copies.
+__device__ __forceinline__ uint64_t once_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+               : "memory");
+}
 
 }  // namespace cachalot::cuda

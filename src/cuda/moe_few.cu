@@ -137,8 +137,9 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
   const uint32_t to_ring = shared_address(ring) + lane * 16;
   from += lane * 16;
   int left = works ? n_steps - part : 0;  // to be asked for
+  const uint64_t policy = once_policy();
   const auto ask = [&](int to) {
-    ask_for_step(left > 0, to_ring + to, from, lane);
+    ask_for_step(left > 0, to_ring + to, from, lane, policy);
     from += kSplit * kStepBytes, left -= kSplit;
   };
 #pragma unroll

@@ -143,6 +143,7 @@ __global__ __launch_bounds__(kThreads, 1) void mid_kernel(const __grid_constant_
     const bool of_x = thread >= 32;
     if (thread >= 64) return;
     bool waited = of_x;
+    const uint64_t policy = once_policy();
     if (of_x) pdl_wait();
     for (int i = static_cast<int>(blockIdx.x); i < n_items; i += static_cast<int>(gridDim.x)) {
       const Item item = item_of(i);
@@ -176,7 +177,7 @@ __global__ __launch_bounds__(kThreads, 1) void mid_kernel(const __grid_constant_
           const auto bytes = static_cast<uint32_t>(n * kGroupBytes);
           if (lane == 0) barrier_expect(&full[stage], kRowTiles * bytes);
           __syncwarp();
-          if (lane < kRowTiles) bulk_copy(to + S::kWeightsAt + lane * kSlotBytes, w + k * kGroupBytes, bytes, &full[stage]);
+          if (lane < kRowTiles) bulk_copy(to + S::kWeightsAt + lane * kSlotBytes, w + k * kGroupBytes, bytes, &full[stage], policy);
         }
       }
     }

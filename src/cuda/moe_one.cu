@@ -133,6 +133,7 @@ __device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Share
   using S = Stage<kTile>;
   const int lane = static_cast<int>(threadIdx.x) & 31, block = static_cast<int>(blockIdx.x);
   Ring ring{0, n_stages};
+  const uint64_t policy = once_policy();
   const auto begin = [&](int records, int task) {
     barrier_wait(&meeting.empty[ring.stage], ring.round ^ 1u);
     if (lane == 0) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void ask_for_weights(const MoeOneArgs& a, const Share
   };
   // n chunks of a row from `from`, or of a row tile.
   const auto copy = [&](const uint8_t* from, int n, uint8_t* to) {
-    bulk_copy(to, from, static_cast<uint32_t>(n * S::kRecord), &meeting.full[ring.stage]);
+    bulk_copy(to, from, static_cast<uint32_t>(n * S::kRecord), &meeting.full[ring.stage], policy);
   };
   int id = -1;
   bool known = false;

@@ -300,6 +300,7 @@ __global__ __launch_bounds__(kThreads, 1) void moe_tokens_kernel(const __grid_co
   const uint32_t to_ring = shared_address(ring) + lane * 16;
   const uint8_t *from = nullptr, *from_up = nullptr;
   int left = 0, left_up = 0, n_asked = 0;
+  const uint64_t policy = once_policy();
   bool more = true;
   const auto next_rows = [&] {
     if (left_up > 0) {
@@ -317,7 +318,7 @@ __global__ __launch_bounds__(kThreads, 1) void moe_tokens_kernel(const __grid_co
   };
   const auto ask = [&](int to) {
     if (left == 0) next_rows();
-    ask_for_step(left > 0, to_ring + to, from, lane);
+    ask_for_step(left > 0, to_ring + to, from, lane, policy);
     if (left > 0) from += WholeStep::kBytes, --left;
   };
   const auto fill = [&] {

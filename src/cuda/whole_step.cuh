@@ -31,18 +31,18 @@ struct WholeStep {
 
 // Asks for the records that are `there`, as a group of cp.async: a lane's codes, and by lanes below 4 scales and minima, those of rows
 // 0 .. 7 in the first record and of rows 8 .. 15 in the second. `to` and `from` are at the lane's codes.
-__device__ __forceinline__ void ask_for_step(bool there, uint32_t to, const uint8_t* from, int lane) {
+__device__ __forceinline__ void ask_for_step(bool there, uint32_t to, const uint8_t* from, int lane, uint64_t policy) {
   constexpr TileInfo kInfo = WholeStep::kInfo;
   const int scales = (lane >> 1) * kInfo.bytes + kInfo.scale_at + (lane & 1) * 16 - lane * 16;
   asm volatile(
       "{.reg .pred p, q;\n"
       "setp.ne.u32 p, %4, 0;\n"
       "setp.lt.and.u32 q, %5, 4, p;\n"
-      "@p cp.async.cg.shared.global [%0], [%2], 16;\n"
-      "@p cp.async.cg.shared.global [%0+%6], [%2+%6], 16;\n"
-      "@q cp.async.cg.shared.global [%1], [%3], 16;\n"
+      "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%2], 16, %7;\n"
+      "@p cp.async.cg.shared.global.L2::cache_hint [%0+%6], [%2+%6], 16, %7;\n"
+      "@q cp.async.cg.shared.global.L2::cache_hint [%1], [%3], 16, %7;\n"
       "cp.async.commit_group;}" ::"r"(to),
-      "r"(to + scales), "l"(from), "l"(from + scales), "r"(static_cast<int>(there)), "r"(lane), "n"(kInfo.bytes)
+      "r"(to + scales), "l"(from), "l"(from + scales), "r"(static_cast<int>(there)), "r"(lane), "n"(kInfo.bytes), "l"(policy)
       : "memory");
 }
 
