@@ -28,7 +28,7 @@ struct Number {
 };
 template <int kN>
 struct PartsShape {
-  static constexpr bool kSide = kN <= 16;  // both parts of x side by side in one instruction, or one after the other
+  static constexpr bool kSide = kN <= 24;  // both parts of x side by side in one instruction, or one after the other
   static constexpr int kSums = kSide ? kN : kN / 2;
   static_assert(kSums % 4 == 0);
   static constexpr int kGroupX = kN * 2 * kMidGroup, kScales = mid_scales(kN);  // of x per group: bytes, and floats behind them
@@ -98,13 +98,6 @@ __device__ __forceinline__ void apply_scales(const uint8_t* scales, const float*
     acc[4 * j + 3] = fmaf(-t.y, x.y, fmaf(high, both(3), acc[4 * j + 3]));
   }
 }
-// What is read once leaves room in L2 for what is read again.
-__device__ __forceinline__ void bulk_copy_once(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-               : "memory");
-}
 // The items of work: all of the first product, then all of the second, the shared expert's first in each. They are drawn in this order, so
 // that no item waits for one that nobody has begun.
 struct Item {
@@ -167,8 +160,7 @@ __global__ void __maxnreg__(kLaunchRegisters) both_kernel(const __grid_constant_
     const int warp = thread >> 5;
     if (warp == 0) {
       // Draws the block's items and asks for weights. Those of an expert's first tile are known before the plan is.
-      uint64_t policy = 0;
-      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      const uint64_t policy = once_policy();
       const Items first(a, a.plan.n_experts);
       int drawn = static_cast<int>(blockIdx.x), n_tiles = a.plan.n_experts;
       bool waited = false;
@@ -216,8 +208,8 @@ __global__ void __maxnreg__(kLaunchRegisters) both_kernel(const __grid_constant_
           if (lane == 0) barrier_expect(&full[stage], kRowTiles * bytes);
           __syncwarp();
           if (lane < kRowTiles)
-            bulk_copy_once(stages + stage * S::kStageBytes + S::kWeightsAt + lane * kSlotBytes, w + k * kGroupBytes, bytes, &full[stage],
-                           policy);
+            bulk_copy(stages + stage * S::kStageBytes + S::kWeightsAt + lane * kSlotBytes, w + k * kGroupBytes, bytes, &full[stage],
+                      policy);
         }
         if (!waited) wait_for_plan(), drawn = draw();
       }

@@ -6,13 +6,13 @@
 namespace cachalot::cuda {
 namespace {
 
-constexpr int kRowsThreads = 256, kIdsAtOnce = 8, kMostBlockPairs = 512, kMostExperts = 1024, kMostPairs = 0x7fff;
+constexpr int kRowsThreads = 512, kIdsAtOnce = 8, kMostBlockPairs = 512, kMostExperts = 1024, kMostPairs = 0x7fff;
 
 // So few registers that a block of the launch behind has room beside one.
 #if __CUDA_ARCH__ == 890
-constexpr int kRowsBlocks = 6;
+constexpr int kRowsBlocks = 3;
 #else
-constexpr int kRowsBlocks = 8;
+constexpr int kRowsBlocks = 4;
 #endif
 
 // A block per `each` tokens: finds the places of their pairs and puts their rows there. Every block counts all pairs by itself: a row's
@@ -31,6 +31,15 @@ __global__ __launch_bounds__(kRowsThreads, kRowsBlocks) void mid_rows_kernel(Mat
   for (int i = thread; i < n_tokens; i += kRowsThreads) largest[i] = 0;
   __syncthreads();
   pdl_wait();
+  int some[kIdsAtOnce];
+  const auto ask_for_ids = [&](int begin) {
+#pragma unroll
+    for (int j = 0; j < kIdsAtOnce; ++j) {
+      const int i = begin + j * kRowsThreads;
+      some[j] = i < plan.n_pairs ? __ldcg(plan.ids + i) : -1;
+    }
+  };
+  ask_for_ids(thread);  // together with the first numbers of x
   const int n_groups = x.cols / kMidGroup, unit = thread & 15;
   for (int i = kParts ? thread >> 4 : n_tokens * n_groups; i < n_tokens * n_groups; i += kRowsThreads / 16) {
     const int token = i / n_groups, group = i % n_groups;
@@ -41,12 +50,7 @@ __global__ __launch_bounds__(kRowsThreads, kRowsBlocks) void mid_rows_kernel(Mat
     atomicMax(&largest[token], __float_as_int(most));
   }
   for (int begin = thread; begin < plan.n_pairs; begin += kIdsAtOnce * kRowsThreads) {
-    int some[kIdsAtOnce];
-#pragma unroll
-    for (int j = 0; j < kIdsAtOnce; ++j) {
-      const int i = begin + j * kRowsThreads;
-      some[j] = i < plan.n_pairs ? __ldcg(plan.ids + i) : -1;
-    }
+    if (begin != thread) ask_for_ids(begin);
 #pragma unroll
     for (int j = 0; j < kIdsAtOnce; ++j) {
       const int i = begin + j * kRowsThreads, mine = i - first * plan.top_k;
@@ -82,12 +86,13 @@ __global__ __launch_bounds__(kRowsThreads, kRowsBlocks) void mid_rows_kernel(Mat
     }
   for (int i = thread; i < n_mine; i += kRowsThreads) {
     const int id = ids[i];
-    int place = -1;
+    int place = -1;  // a tile, and in the lower byte a row of it
     if (id >= 0) {
-      int rank = counts[id] >> 16;
+      int rank = counts[id] >> 16, in = id;
       for (int j = 0; j < i; ++j) rank += ids[j] == id ? 1 : 0;
-      place = rank < tile ? id * tile + rank : further[id] * tile + rank - tile;
-      plan.pairs[place] = first * plan.top_k + i;
+      if (rank >= tile) in = further[id] + rank / tile - 1, rank %= tile;
+      plan.pairs[in * tile + rank] = first * plan.top_k + i;
+      place = in << 8 | rank;
     }
     places[i] = place;
   }
@@ -108,9 +113,8 @@ __global__ __launch_bounds__(kRowsThreads, kRowsBlocks) void mid_rows_kernel(Mat
       v = scaled_unit({from[0], from[4], from[8], from[12]}, unit, sum);
       sum = sum_of_units(sum);
     }
-    const auto store = [&](const MidRows& to, int place) {
-      const int row = place % tile;
-      const int64_t at = static_cast<int64_t>(place / tile) * n_groups + group;
+    const auto store = [&](const MidRows& to, int in, int row) {
+      const int64_t at = static_cast<int64_t>(in) * n_groups + group;
       *reinterpret_cast<uint4*>(to.x + at * tile * (2 * kMidGroup) + (kParts ? part_place(unit, row, tile) : unit_place(unit, row, tile))) =
           v;
       if (unit != 0) return;
@@ -121,8 +125,8 @@ __global__ __launch_bounds__(kRowsThreads, kRowsBlocks) void mid_rows_kernel(Mat
       if (row == 0) scales[2 * tile] = kCodes;
     };
     for (int k = 0; k < plan.top_k; ++k)
-      if (const int place = places[token * plan.top_k + k]; place >= 0) store(routed, place);
-    if (shared.x != nullptr) store(shared, first + token);
+      if (const int place = places[token * plan.top_k + k]; place >= 0) store(routed, place >> 8, place & 0xff);
+    if (shared.x != nullptr) store(shared, (first + token) / tile, (first + token) % tile);
   }
 }
 

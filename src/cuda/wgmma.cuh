@@ -111,7 +111,7 @@ __device__ __forceinline__ void wgmma_e4m3_add(float (&d)[kN / 2], const uint32_
 #define CACHALOT_WGMMA_ADD_OF(...) CACHALOT_WGMMA_ADD(__VA_ARGS__)
 CACHALOT_WGMMA_ADD_OF(CACHALOT_BF16, 48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 CACHALOT_WGMMA_ADD_OF(CACHALOT_BF16, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
-CACHALOT_WGMMA_ADD_OF(CACHALOT_E4M3, 24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18")
+CACHALOT_WGMMA_ADD_OF(CACHALOT_E4M3, 48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 CACHALOT_WGMMA_ADD_OF(CACHALOT_E4M3, 32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 #undef CACHALOT_WGMMA_ADD_OF
 #undef CACHALOT_E4M3
