@@ -32,7 +32,7 @@ void find_chat_template(LoadedModel& model, const Checkpoint& checkpoint) {
       model.path + (checkpoint.gguf() != nullptr ? ": tokenizer.chat_template" : "/tokenizer_config.json: chat_template");
 }
 
-// Whether a GPU's memory, which routed experts could leave, may be too small for the model.
+// Whether a GPU's memory, which routed experts could leave, may be too small for the model; once nothing of it is loaded.
 bool experts_could_leave(Ops& ops, const Checkpoint& checkpoint, const Config& config, const ModelOptions& options) {
   if (ops.host_memory() || config.n_experts == 0 || options.n_cpu_experts >= config.n_layers) return false;
   size_t bytes = 0;
@@ -85,11 +85,10 @@ LoadedModel load_model(const ModelOptions& options) {
       options.on_linear(sources, w);
       return w;
     };
-  const bool tight = experts_could_leave(*model.ops, *checkpoint, model.config, options);
   try {
     model.decoder = Decoder::load(*checkpoint, model.config, *model.ops, load);
   } catch (const Error& error) {
-    if (!tight) throw;
+    if (!experts_could_leave(*model.ops, *checkpoint, model.config, options)) throw;
     fail("{}. --cpu-experts N leaves the routed experts of the first N layers with the CPU", error.what());
   }
   model.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

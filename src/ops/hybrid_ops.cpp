@@ -1,7 +1,7 @@
 // Hands calls to the device, but for the experts that lie with the host.
 #include "ops/hybrid_ops.h"
 
-#include <vector>
+#include <algorithm>
 
 #include "base/check.h"
 #include "base/float_formats.h"
@@ -103,33 +103,33 @@ class HybridOpsImpl final : public HybridOps {
  private:
   // Rows of the device in the host's temporary memory; bf16 as f32.
   View fetch(const View& v) {
-    const int n_rows = v.n_rows(), n_cols = v.n_cols();
-    CACHALOT_CHECK(v.row_stride() == n_cols, "rows of {} that lie {} apart", n_cols, v.row_stride());
-    const auto n = static_cast<size_t>(n_rows) * static_cast<size_t>(n_cols);
-    const View out = host_->temp(v.dtype == DType::bf16 ? DType::f32 : v.dtype, n_rows, n_cols);
-    if (v.dtype != DType::bf16) {
-      device_->download(out.data, v.data, n * size_of(v.dtype));
-      return out;
-    }
-    halves_.resize(std::max(halves_.size(), n));
-    device_->download(halves_.data(), v.data, n * sizeof(uint16_t));
-    for (size_t i = 0; i < n; ++i) static_cast<float*>(out.data)[i] = bf16_to_f32(halves_[i]);
+    const View rows = beside(v);
+    device_->download(rows.data, v.data, bytes_of(v));
+    if (v.dtype != DType::bf16) return rows;
+    const View out = host_->temp(DType::f32, v.n_rows(), v.n_cols());
+    const auto* const from = static_cast<const uint16_t*>(rows.data);
+    std::transform(from, from + bytes_of(v) / sizeof(uint16_t), static_cast<float*>(out.data), bf16_to_f32);
     return out;
   }
+  // f32 of the host's to rows of the device, in their dtype.
   void store(const View& from, const View& to) {
-    CACHALOT_CHECK(to.row_stride() == to.n_cols(), "rows of {} that lie {} apart", to.n_cols(), to.row_stride());
-    const auto n = static_cast<size_t>(from.n_rows()) * static_cast<size_t>(from.n_cols());
-    if (to.dtype == DType::f32) return device_->upload(to.data, from.data, n * sizeof(float));
+    if (to.dtype == DType::f32) return device_->upload(to.data, from.data, bytes_of(to));
     CACHALOT_CHECK(to.dtype == DType::bf16, "{}", name_of(to.dtype));
-    halves_.resize(std::max(halves_.size(), n));
-    for (size_t i = 0; i < n; ++i) halves_[i] = f32_to_bf16(static_cast<const float*>(from.data)[i]);
-    device_->upload(to.data, halves_.data(), n * sizeof(uint16_t));
+    const View rows = beside(to);
+    const auto* const values = static_cast<const float*>(from.data);
+    std::transform(values, values + bytes_of(to) / sizeof(uint16_t), static_cast<uint16_t*>(rows.data), f32_to_bf16);
+    device_->upload(to.data, rows.data, bytes_of(to));
+  }
+  // Memory of the host's for the device's rows.
+  View beside(const View& v) { return host_->temp(v.dtype, v.n_rows(), v.n_cols()); }
+  static size_t bytes_of(const View& v) {
+    CACHALOT_CHECK(v.row_stride() == v.n_cols(), "rows of {} that lie {} apart", v.n_cols(), v.row_stride());
+    return static_cast<size_t>(v.n_rows()) * static_cast<size_t>(v.n_cols()) * size_of(v.dtype);
   }
 
   std::unique_ptr<Ops> device_, host_;
   std::string name_;
   int n_on_host_ = 0;
-  std::vector<uint16_t> halves_;
 };
 
 }  // namespace
