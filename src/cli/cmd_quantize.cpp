@@ -321,89 +321,65 @@ void warn(const QuantizeFlags& flags, const Checkpoint& checkpoint, const std::v
   }
 }
 
-int quantize(QuantizeFlags flags) {
-  const FileFormat format = format_of(flags);
-  if (flags.type.empty()) flags.type = default_type(format);
-  if (flags.method.empty()) flags.method = name_of(flags.domains.empty() && flags.calibration.empty() ? Method::rtn : Method::gptq);
-  auto checkpoint = Checkpoint::open(flags.model);
-  Config config = read_config(*checkpoint);
-  std::unique_ptr<Checkpoint> viewed;  // a GGUF file behind a view of it
-  if (format != FileFormat::gguf && checkpoint->gguf() != nullptr) {
-    if (flags.tokenizer.empty())
-      fail("{}: a GGUF file has no tokenizer.json for a directory: --tokenizer names a folder that has the model's", flags.model);
-    const std::filesystem::path given = flags.tokenizer;
-    const bool file = given.filename() == "tokenizer.json";
-    if (!std::filesystem::exists(file ? given : given / "tokenizer.json"))
-      fail("--tokenizer {}: found no tokenizer.json, expected a folder with the model's", flags.tokenizer);
-    viewed = std::move(checkpoint);
-    checkpoint = make_hf_view(*viewed, config);
-  }
-  const double target_size = flags.target_size.empty() ? 0.0 : bytes_of(flags.target_size, "--target-size");
-  const bool searches = flags.target_bits > 0.0 || flags.target_ppl > 0.0 || target_size > 0.0;
-  if (format != FileFormat::gguf && searches)
-    fail("--target-bits, --target-size and --target-ppl search mixes of block types, which only gguf files hold");
-  Recipe recipe = recipe_of(flags, config);
-  std::vector<std::string> notes;
-  if (format != FileFormat::gguf) notes = fit_recipe(format, config, *checkpoint, recipe);
-  if (!flags.imatrix.empty()) use_imatrix(flags.imatrix, config, recipe);
-  const std::vector<PlannedMatrix> planned = plan(recipe, config);
-  warn(flags, *checkpoint, planned);
-  if (flags.dry_run) {
-    print_plan(planned);
-    return kExitOk;
-  }
+// A model, and the view of it whose names a directory wants.
+struct OpenModel {
+  std::unique_ptr<Checkpoint> file;  // of a GGUF file behind a view
+  std::unique_ptr<Checkpoint> checkpoint;
+  Config config;
+};
+OpenModel open_model(const QuantizeFlags& flags, FileFormat format) {
+  OpenModel m;
+  m.checkpoint = Checkpoint::open(flags.model);
+  m.config = read_config(*m.checkpoint);
+  if (format == FileFormat::gguf || m.checkpoint->gguf() == nullptr) return m;
+  if (flags.tokenizer.empty())
+    fail("{}: a GGUF file has no tokenizer.json for a directory: --tokenizer names a folder that has the model's", flags.model);
+  const std::filesystem::path given = flags.tokenizer;
+  const bool file = given.filename() == "tokenizer.json";
+  if (!std::filesystem::exists(file ? given : given / "tokenizer.json"))
+    fail("--tokenizer {}: found no tokenizer.json, expected a folder with the model's", flags.tokenizer);
+  m.file = std::move(m.checkpoint);
+  m.checkpoint = make_hf_view(*m.file, m.config);
+  return m;
+}
+
+// Refuses --measure without text or beside -o, and a place that cannot be written to.
+void check_output(const QuantizeFlags& flags, FileFormat format) {
   if (flags.measure) {
     if (!flags.out.empty()) fail("--measure: writes no file, found -o as well");
     if (flags.domains.empty() && flags.calibration.empty() && flags.evaluation.empty())
       fail("--measure: expected text, by --domain or --eval");
-  } else if (flags.out.empty()) {
-    fail("-o: expected a place to write to");
+    return;
   }
-  if (!flags.measure) check_place(flags, format);
-  const auto device = make_ops(flags.device, {.n_threads = flags.threads, .f32 = true});
-  const auto staged = device->host_memory() ? nullptr : make_staged_ops(*device);
-  Ops* const ops = staged ? staged.get() : device.get();
-  ThreadPool pool(flags.threads);
-  const bool has_text = !flags.calibration.empty() || !flags.domains.empty() || !flags.evaluation.empty();
+  if (flags.out.empty()) fail("-o: expected a place to write to");
+  check_place(flags, format);
+}
+
+CalibrationSet texts_for(const QuantizeFlags& flags, const OpenModel& model, Method method) {
   CalibrationSet set;
   set.calibration.window = set.held_out.window = flags.window;
-  if (has_text) {
-    const Tokenizer tokenizer = flags.tokenizer.empty() ? tokenizer_of(*checkpoint, config.eos_ids) : load_tokenizer(flags.tokenizer);
-    const std::string file = checkpoint->chat_template_file();
-    set = read_texts(flags, tokenizer, file.empty() ? tokenizer.chat_template() : file, config, recipe.method != Method::rtn);
-  }
-  recipe.importance = recipe.imatrix || set.calibration.n_windows() > 0;
-  std::vector<std::string> names;
-  for (const DomainStats& d : set.domains) names.push_back(d.domain);
-  const bool live = !flags.quiet && stderr_is_terminal();
-  const auto progress = [&](int done, int total, const std::string& what) {
-    if (live) fmt::print(stderr, "\r\x1b[Klayer {}/{}: {}", std::min(done + 1, total), total, what);
-  };
-  if (searches) {
-    MixGoal goal{.bits = flags.target_bits, .ppl_ratio = flags.target_ppl};
-    if (target_size > 0.0) {
-      const double bits = bits_for_size(plan(recipe, config), target_size);
-      goal.bits = goal.bits > 0.0 ? std::min(goal.bits, bits) : bits;
-    }
-    const MixSearchResult mix = search_mix(*checkpoint, config, *ops, pool, recipe, set, goal, progress);
-    for (const auto& [name, scheme] : mix.schemes) recipe.exact[name] = scheme;
-    if (!flags.quiet)
-      fmt::print(stderr, "{}mix: {:.3f} bits a weight, expected perplexity ratio {:.4f}\n", live ? "\r\x1b[K" : "", mix.bits,
-                 mix.expected_ppl_ratio);
-  }
-  LayerQuantizer quantizer(*checkpoint, config, *ops, pool, recipe, flags.window);
-  QuantizeOptions options{.keep = false, .progress = progress};
-  Output output;
-  if (!flags.measure) output = open_output(flags, *checkpoint, recipe, hash_of(set, quantizer.planned()), options);
-  std::vector<QuantizeSink*> sinks;
-  if (output.sink) sinks.push_back(output.sink.get());
-  const QuantizeReport report =
-      quantize_model(quantizer, *checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, sinks, options);
-  if (live) fmt::print(stderr, "\r\x1b[K");
-  if (const auto* gguf = dynamic_cast<const GgufSink*>(output.sink.get())) notes = gguf->result().notes;
-  for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
+  if (flags.calibration.empty() && flags.domains.empty() && flags.evaluation.empty()) return set;
+  const Tokenizer tokenizer =
+      flags.tokenizer.empty() ? tokenizer_of(*model.checkpoint, model.config.eos_ids) : load_tokenizer(flags.tokenizer);
+  const std::string file = model.checkpoint->chat_template_file();
+  return read_texts(flags, tokenizer, file.empty() ? tokenizer.chat_template() : file, model.config, method != Method::rtn);
+}
 
-  const ReportContext context{.model = flags.model, .out = flags.out, .type = flags.type, .recipe = recipe, .calibration = set.domains};
+// What --target-bits, --target-size and --target-ppl ask for; none where none was given.
+std::optional<MixGoal> goal_of(const QuantizeFlags& flags, FileFormat format, const Recipe& recipe, const Config& config) {
+  const double size = flags.target_size.empty() ? 0.0 : bytes_of(flags.target_size, "--target-size");
+  if (!(flags.target_bits > 0.0 || flags.target_ppl > 0.0 || size > 0.0)) return std::nullopt;
+  if (format != FileFormat::gguf)
+    fail("--target-bits, --target-size and --target-ppl search mixes of block types, which only gguf files hold");
+  MixGoal goal{.bits = flags.target_bits, .ppl_ratio = flags.target_ppl};
+  if (size > 0.0) {
+    const double bits = bits_for_size(plan(recipe, config), size);
+    goal.bits = goal.bits > 0.0 ? std::min(goal.bits, bits) : bits;
+  }
+  return goal;
+}
+
+void print_report(const QuantizeFlags& flags, const QuantizeReport& report, const ReportContext& context) {
   const std::string json = report_json(report, context).dump(2) + "\n", markdown = report_markdown(report, context);
   if (!flags.report.empty()) {
     write_atomically(flags.report + ".json", json);
@@ -413,6 +389,58 @@ int quantize(QuantizeFlags flags) {
     write_out(json);
   else if (!flags.quiet)
     write_out(markdown.substr(0, markdown.find("\n## Matrices")) + "\n");
+}
+
+int quantize(QuantizeFlags flags) {
+  const FileFormat format = format_of(flags);
+  if (flags.type.empty()) flags.type = default_type(format);
+  if (flags.method.empty()) flags.method = name_of(flags.domains.empty() && flags.calibration.empty() ? Method::rtn : Method::gptq);
+  const OpenModel model = open_model(flags, format);
+  const Checkpoint& checkpoint = *model.checkpoint;
+  const Config& config = model.config;
+  Recipe recipe = recipe_of(flags, config);
+  std::vector<std::string> notes;
+  if (format != FileFormat::gguf) notes = fit_recipe(format, config, checkpoint, recipe);
+  if (!flags.imatrix.empty()) use_imatrix(flags.imatrix, config, recipe);
+  const std::vector<PlannedMatrix> planned = plan(recipe, config);
+  const std::optional<MixGoal> goal = goal_of(flags, format, recipe, config);
+  warn(flags, checkpoint, planned);
+  if (flags.dry_run) {
+    print_plan(planned);
+    return kExitOk;
+  }
+  check_output(flags, format);
+  const auto device = make_ops(flags.device, {.n_threads = flags.threads, .f32 = true});
+  const auto staged = device->host_memory() ? nullptr : make_staged_ops(*device);
+  Ops* const ops = staged ? staged.get() : device.get();
+  ThreadPool pool(flags.threads);
+  CalibrationSet set = texts_for(flags, model, recipe.method);
+  recipe.importance = recipe.imatrix || set.calibration.n_windows() > 0;
+  std::vector<std::string> names;
+  for (const DomainStats& d : set.domains) names.push_back(d.domain);
+  const bool live = !flags.quiet && stderr_is_terminal();
+  const auto progress = [&](int done, int total, const std::string& what) {
+    if (live) fmt::print(stderr, "\r\x1b[Klayer {}/{}: {}", std::min(done + 1, total), total, what);
+  };
+  if (goal) {
+    const MixSearchResult mix = search_mix(checkpoint, config, *ops, pool, recipe, set, *goal, progress);
+    for (const auto& [name, scheme] : mix.schemes) recipe.exact[name] = scheme;
+    if (!flags.quiet)
+      fmt::print(stderr, "{}mix: {:.3f} bits a weight, expected perplexity ratio {:.4f}\n", live ? "\r\x1b[K" : "", mix.bits,
+                 mix.expected_ppl_ratio);
+  }
+  LayerQuantizer quantizer(checkpoint, config, *ops, pool, recipe, flags.window);
+  QuantizeOptions options{.keep = false, .progress = progress};
+  Output output;
+  if (!flags.measure) output = open_output(flags, checkpoint, recipe, hash_of(set, quantizer.planned()), options);
+  std::vector<QuantizeSink*> sinks;
+  if (output.sink) sinks.push_back(output.sink.get());
+  const QuantizeReport report =
+      quantize_model(quantizer, checkpoint, config, *ops, recipe, set.calibration, set.held_out, names, sinks, options);
+  if (live) fmt::print(stderr, "\r\x1b[K");
+  if (const auto* gguf = dynamic_cast<const GgufSink*>(output.sink.get())) notes = gguf->result().notes;
+  for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", note);
+  print_report(flags, report, {.model = flags.model, .out = flags.out, .type = flags.type, .recipe = recipe, .calibration = set.domains});
   return kExitOk;
 }
 
