@@ -161,7 +161,7 @@ class CudaOps final : public Ops {
   };
   bool expert_segments(View x, const Experts& experts, View y, ExpertSegments& s) const;
   bool moe_one(View x, const Experts& experts, const Routing& routing, View y);
-  WholeRows whole_rows(int rows, int cols);  // temporary
+  WholeRows whole_rows(int rows, int cols, bool fine);  // temporary
   bool moe_tokens(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   bool moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);
   bool moe_mid(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then);

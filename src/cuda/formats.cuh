@@ -43,6 +43,9 @@ __device__ __forceinline__ float2 half2_of(uint32_t bits) {
   return __half22float2(h);
 }
 
+// Where the high bits of code 2i lie: of word 2s + h of the codes (q5), or of row h (q6). Those of code 2i + 1 are 16 further.
+__host__ __device__ constexpr int high_bit(bool q6, int word, int i) { return 8 * (i >> 1) + (q6 ? 2 : 1) * (2 * word + (i & 1)); }
+
 // What one lane holds of 16 rows x 64 columns.
 template <Tile kTile>
 struct Frag {
@@ -112,11 +115,11 @@ struct Frag {
         for (int i = 0; i < 4; ++i) {
           uint32_t v = and_or(word >> (4 * i), 0x000f000fu, 0x43004300u);
           if constexpr (kTile == Tile::q5g32) {
-            const int p = 4 * (2 * s + h) + i;
+            const int p = high_bit(false, 2 * s + h, i);
             v = and_or(p < 4 ? high[0] << (4 - p) : high[0] >> (p - 4), 0x00100010u, v);
           }
           if constexpr (kTile == Tile::q6g16) {
-            const int p = 2 * (4 * h + i);
+            const int p = high_bit(true, h, i);
             v = and_or(p < 4 ? high[s] << (4 - p) : high[s] >> (p - 4), 0x00300030u, v);
           }
           constexpr uint32_t kZero = kTile == Tile::q5g32 ? 0x43104310u : 0x43204320u;
@@ -197,12 +200,12 @@ __device__ inline float record_weight(Tile tile, const uint8_t* matrix, int cols
   int code = static_cast<int>((word >> (4 * (i + 4 * odd))) & 15u);
   if (tile == Tile::q5g32) {
     const uint32_t high = reinterpret_cast<const uint32_t*>(record + t.high_at)[lane];
-    code |= static_cast<int>((high >> (4 * (2 * s + h) + i + 16 * odd)) & 1u) << 4;
+    code |= static_cast<int>((high >> (high_bit(false, 2 * s + h, i) + 16 * odd)) & 1u) << 4;
     return f16_at(4 * g + 2 * h + s) * static_cast<float>(code - 16);
   }
   if (tile == Tile::q6g16) {
     const uint32_t high = reinterpret_cast<const uint32_t*>(record + t.high_at)[2 * lane + s];
-    code |= static_cast<int>((high >> (2 * (4 * h + i) + 16 * odd)) & 3u) << 4;
+    code |= static_cast<int>((high >> (high_bit(true, h, i) + 16 * odd)) & 3u) << 4;
     return f16_at(8 * g + 4 * h + 2 * s + (j >> 2)) * static_cast<float>(code - 32);
   }
   if (tile == Tile::q4g128) record += scales_from(tile, col >> 6) + h * t.bytes;

@@ -3,11 +3,11 @@
 //
 // Lane 4g + c of a record holds rows g and g + 8. Of each step of 32 columns it holds columns 8c .. 8c + 7 (q6: 4c .. 4c + 3 and
 // 16 + 4c .. 16 + 4c + 3, so that a group of 16 is one mma). The activations are read with the same column order, so that the sums agree.
-//   bytes [0, 512)      4-bit codes: word 2s + h of lane l at 16 l (s: step, h: row g or g + 8); nibble i is code 2i, nibble i + 4 code 2i
-//   + 1
+//   bytes [0, 512)      4-bit codes: word 2s + h of lane l at 16 l (s: step, h: row g or g + 8); nibble i is code 2i, nibble i + 4 code
+//                       2i + 1, so that its lower halves of bytes are codes 0, 4, 1, 5 and the upper ones 2, 6, 3, 7
 //                       (8 bit: step 0; step 1 follows at 512; word 2h + half, bytes 0, 2, 1, 3 are codes 0, 1, 2, 3)
-//   high bits           q5: a word per lane, bit 4 (2s + h) + i is the high bit of code 2i, bit 16 more of code 2i + 1;
-//                       q6: word s of two per lane, bits 2 (4h + i) likewise
+//   high bits           each in the byte that its code has above. q5: a word per lane, in each byte bit 2 (2s + h), and the next for
+//                       the upper halves; q6: word s of two per lane, in each byte the two bits from 4h, and the next two
 //   scales              f16, for each g: row g then row g + 8, per group the scale (and the minimum where the format has one); f8: one f32
 // In the form q4g128 records 2i and 2i + 1 of a row tile, an even number, share their scales: the first holds those of rows 0 .. 7,
 // the second those of rows 8 .. 15.

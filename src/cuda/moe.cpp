@@ -28,8 +28,9 @@ int tile_rows(int n_pairs, int n_experts, Tile weights, bool hopper, bool& strea
 }
 
 // Rows of x per block of the kernels of few rows; measured. 0: too many rows for them.
-int few_rows(int n_pairs, int n_experts) {
+int few_rows(int n_pairs, int n_experts, bool fine) {
   const int each = n_pairs / n_experts;
+  if (fine) return each <= 3 ? 8 : each <= 16 ? 16 : 0;
   return each <= 3 ? 8 : each <= 13 ? 16 : each <= 22 ? 32 : 0;
 }
 
@@ -222,8 +223,8 @@ bool CudaOps::moe_tokens(View x, const Experts& experts, const Routing& routing,
   const bool has_shared = a.shared_gate.data != nullptr;
   const View pairs = temp(DType::f32, a.n_tokens * a.top_k, y.n_cols()),
              shared = has_shared ? temp(DType::f32, a.n_tokens, y.n_cols()) : View{};
-  a.h = whole_rows(pairs.n_rows(), a.down.cols);
-  if (has_shared) a.shared_h = whole_rows(a.n_tokens, a.shared_down.cols);
+  a.h = whole_rows(pairs.n_rows(), a.down.cols, false);
+  if (has_shared) a.shared_h = whole_rows(a.n_tokens, a.shared_down.cols, false);
   a.y = static_cast<float*>(pairs.data), a.shared_y = static_cast<float*>(shared.data);
   done(launch_moe_tokens(a, stream_), "moe");
   sum_pairs(pairs, shared, routing, y, then, true);
@@ -231,12 +232,12 @@ bool CudaOps::moe_tokens(View x, const Experts& experts, const Routing& routing,
   return true;
 }
 
-WholeRows CudaOps::whole_rows(int rows, int cols) {
+WholeRows CudaOps::whole_rows(int rows, int cols, bool fine) {
   return {static_cast<uint8_t*>(temp(DType::u8, rows, 2 * cols).data),
-          static_cast<float2*>(temp(DType::f32, rows, 2 * whole_groups(cols)).data)};
+          static_cast<float2*>(temp(DType::f32, rows, 2 * whole_groups(cols, fine)).data)};
 }
 
-// Few rows per expert by kernels of their own, where all weights have codes of 4 bits in groups of 128.
+// Few rows per expert by kernels of their own, where the weights have forms that they take.
 bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, View y, const AddNorm* then) {
   ExpertSegments s;
   if (x.stride[0] % 8 != 0 || !expert_segments(x, experts, y, s)) return false;
@@ -244,8 +245,8 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   first.routed.w = s.gate, first.routed.up = s.up, second.routed.w = s.down;
   first.shared.w = s.shared_gate, first.shared.up = s.shared_up, second.shared.w = s.shared_down;
   const bool has_shared = static_cast<bool>(experts.shared_gate_up);
-  for (const FewArgs* args : {&first, &second})
-    if (!few_supports(args->routed) || (has_shared && !few_supports(args->shared))) return false;
+  const bool fine = first.fine = second.fine = s.gate.tile != Tile::q4g128;
+  if (!few_supports(first, second)) return false;
 
   const int n_tokens = x.n_rows(), n_pairs = n_tokens * routing.ids.n_cols();
   MoePlan plan;
@@ -253,7 +254,7 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   plan.n_pairs = n_pairs;
   plan.top_k = routing.ids.n_cols();
   plan.n_experts = experts.gate_up.n_matrices;
-  const int tile = few_rows(n_pairs, plan.n_experts);
+  const int tile = few_rows(n_pairs, plan.n_experts, fine);
   if (tile == 0) return false;
   const size_t mark = temp_mark();
   plan_moe(plan, tile);
@@ -262,11 +263,11 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   first.first_matrix = experts.gate_up.first, second.first_matrix = experts.down.first;
   first.by_token = true;
   const View pairs = temp(DType::f32, n_pairs, y.n_cols()), shared = has_shared ? temp(DType::f32, n_tokens, y.n_cols()) : View{};
-  first.routed.x = first.shared.x = whole_rows(n_tokens, x.n_cols());
-  first.routed.h = second.routed.x = whole_rows(n_pairs, second.routed.w.cols);
-  if (has_shared) first.shared.h = second.shared.x = whole_rows(n_tokens, second.shared.w.cols);
+  first.routed.x = first.shared.x = whole_rows(n_tokens, x.n_cols(), fine);
+  first.routed.h = second.routed.x = whole_rows(n_pairs, second.routed.w.cols, fine);
+  if (has_shared) first.shared.h = second.shared.x = whole_rows(n_tokens, second.shared.w.cols, fine);
   second.routed.y = static_cast<float*>(pairs.data), second.shared.y = static_cast<float*>(shared.data);
-  done(launch_whole_rows(mat_of(x), first.routed.x, stream_), "moe");
+  done(launch_whole_rows(mat_of(x), first.routed.x, fine, stream_), "moe");
   done(launch_few_gate_up(first, stream_), "moe");
   done(launch_few_down(second, stream_), "moe");
   sum_pairs(pairs, shared, routing, y, then, true);

@@ -5,8 +5,10 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/moe_few.h"
+#include "cuda/whole_records.cuh"
 #include "cuda/whole_step.cuh"
 
 namespace cachalot::cuda {
@@ -14,20 +16,44 @@ namespace {
 
 constexpr int kStepCols = kWholeGroup, kRowsThreads = 256;
 constexpr int kWarps = 8, kThreads = kWarps * 32;
-constexpr int kStepBytes = WholeStep::kBytes;
 constexpr int kSumPitch = 17;
 
 // Bytes from row to row of x in shared memory: the codes of `window` columns, then all groups. Those of four rows lie in different banks.
-__host__ __device__ constexpr int shared_pitch(int window, int cols) { return 2 * window + whole_groups(cols) * 8 + 16; }
+__host__ __device__ constexpr int shared_pitch(int window, int cols, bool fine) { return 2 * window + whole_groups(cols, fine) * 8 + 16; }
 
-// kDepth: steps in a warp's ring. kBlocks: per multiprocessor, by registers and by shared memory.
-template <bool kGate, int kSplit, int kSets, int kDepth, int kBlocks>
+// kRing: bytes of a warp's ring. kBlocks: per multiprocessor, by registers and by shared memory.
+template <bool kIsGate, bool kIsFine, int kWarpsPerTile, int kRowSets, int kRing, int kBlocks>
 struct FewShape {
+  static constexpr bool kGate = kIsGate, kFine = kIsFine;
+  static constexpr int kSplit = kWarpsPerTile, kSets = kRowSets, kResident = kBlocks;
   static constexpr int kRows = (kGate ? 8 : 16) * kWarps / kSplit, kMost = 4 * kSets;  // of y and of x, per block
-  static constexpr int kRingBytes = kWarps * kDepth * kStepBytes, kMostShared = 226 * 1024 / kBlocks - 2560;
+  static constexpr int kRingBytes = kWarps * kRing, kMostShared = 226 * 1024 / kBlocks - 2560;
   static constexpr int kCluster = kGate ? kStepCols / kRows : 1;  // blocks that have a group of h together
-  static_assert(kMost * kSumPitch * 4 <= kDepth * kStepBytes && (!kGate || kMost * kRows / 8 <= kThreads));
+  static_assert(kRing % 16 == 0 && kMost * kSumPitch * 4 <= kRing && (!kGate || kMost * kRows / 8 <= kThreads));
 };
+
+// Of a row's part, which is i of its columns / 8: the sum of the whole numbers of four neighbouring lanes' parts.
+__device__ __forceinline__ int join_whole_sums(const WholePart& part) {
+  int sum = whole_sum(part);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+// What is known of the groups of a row of `cols` columns, as far as part i is the first of one; `whole` is of join_whole_sums.
+template <bool kFine>
+__device__ __forceinline__ void store_group(float2* groups, int cols, int i, const WholePart& part, int whole) {
+  constexpr int kParts = kStepCols / 8;
+  if constexpr (kFine) {
+    float* to = reinterpret_cast<float*>(groups);
+    if (i % 4 == 0) {
+      const int upper = (whole + 512) & ~1023;
+      float* sums = to + i / kParts * 8 + i / 4 % 4;
+      sums[0] = static_cast<float>(upper), sums[4] = static_cast<float>(whole - upper);
+    }
+    if (i % kParts == 0) to[cols / kStepCols * 8 + i / kParts] = 16.0f * part.group.y;
+  } else if (i % kParts == 0) {
+    groups[i / kParts] = part.group;
+  }
+}
 
 #if __CUDA_ARCH__ >= 900
 // Every kFewRows-th pair of an expert leads as many: if pair `self` does, their number and `list`, by a warp; otherwise 0.
@@ -55,9 +81,9 @@ __device__ __forceinline__ int inline_pairs(const MoePlan& plan, int self, int l
 }
 
 // Gate and up sums of the block's warps into whole numbers of silu(gate) * up; a thread takes eight columns of a row.
-template <typename Shape, int kSplit, typename Sums>
+template <typename Shape, typename Sums>
 __device__ __forceinline__ void store_whole_rows(const Sums& sum_of, const int* rows, int count, WholeRows to, int out, int block) {
-  constexpr int kEach = Shape::kRows / 8, kCluster = Shape::kCluster;
+  constexpr int kEach = Shape::kRows / 8, kCluster = Shape::kCluster, kSplit = Shape::kSplit;
   const int row = static_cast<int>(threadIdx.x) / kEach, unit = static_cast<int>(threadIdx.x) % kEach;
   float v[8] = {}, sum = 0.0f, largest = 0.0f;
   if (row < count) {
@@ -89,22 +115,142 @@ __device__ __forceinline__ void store_whole_rows(const Sums& sum_of, const int* 
       for (int r = 0; r < kCluster; ++r) sum += of_rank[r][row].x, largest = fmaxf(largest, of_rank[r][row].y);
     }
   }
-  if (row >= count) return;
   const int i = block * kEach + unit;
   const WholePart part = whole_part(v, sum, largest);
+  const int whole = Shape::kFine ? join_whole_sums(part) : 0;
+  if (row >= count) return;
   store_whole(to.codes + static_cast<int64_t>(rows[row]) * 2 * out, i, part);
-  if (i % (kStepCols / 8) == 0) to.groups[rows[row] * whole_groups(out) + i / (kStepCols / 8)] = part.group;
+  store_group<Shape::kFine>(to.groups + rows[row] * whole_groups(out, Shape::kFine), out, i, part, whole);
 }
 
 #endif
 
-template <bool kGate, int kSplit, int kSets, int kDepth, int kBlocks>
-__global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_constant__ FewArgs a) {
 #if __CUDA_ARCH__ >= 900
-  using Shape = FewShape<kGate, kSplit, kSets, kDepth, kBlocks>;
-  constexpr int kMost = Shape::kMost, kRows = Shape::kRows;
-  extern __shared__ __align__(128) uint8_t shared_bytes[];
+template <Tile kTile>
+using TileOf = std::integral_constant<Tile, kTile>;
+
+// The step of a warp: two records of 4-bit codes in groups of 128, or RecordStep.
+template <Tile kTile>
+struct FewStep : RecordStep<kTile> {};
+template <>
+struct FewStep<Tile::q4g128> {
+  static constexpr int kRecords = 2, kBytes = WholeStep::kBytes;
+  static constexpr float kFactor = 1.0f;
+  static __device__ __forceinline__ void ask(bool there, uint32_t to, const uint8_t* from, int lane, uint64_t policy) {
+    ask_for_step(there, to, from, lane, policy);
+  }
+  static __device__ __forceinline__ int x_part(int c) { return c; }
+};
+
+// What a block works on: rows `begin` and on of the pairs' order or of the tokens, or pairs of a list.
+struct FewWork {
+  int block, matrix, begin, count;
+  bool shared;
+  const int* list;
+};
+
+// acc = the products of the warp's part of a row tile with the block's rows of x, which are rows_of_y of y.
+template <Tile kTile, typename Shape>
+__device__ __forceinline__ void multiply_rows(const FewArgs& a, const FewProduct& p, const FewWork& work, uint8_t* shared_bytes,
+                                              uint64_t* x_there, int* rows_of_y, float (&acc)[Shape::kSets][2]) {
+  using Step = FewStep<kTile>;
+  constexpr int kSplit = Shape::kSplit, kSets = Shape::kSets, kWarpRing = Shape::kRingBytes / kWarps;
+  constexpr int kDepth = kWarpRing / Step::kBytes, kRing = kDepth * Step::kBytes;
+  constexpr int kSteps = 2 / Step::kRecords;  // per group of x
+  constexpr bool kFine = Shape::kFine;
+  static_assert(kDepth >= 2 && kFine == (kTile != Tile::q4g128));
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, c = lane & 3;
   uint8_t* x_rows = shared_bytes + Shape::kRingBytes;
+  const int n_groups = p.w.cols / kStepCols, n_steps = n_groups * kSteps, part = warp % kSplit, place = warp / kSplit;
+  const bool up = Shape::kGate && warp >= kWarps / 2;
+  const int tile = work.block * (Shape::kRows / 16) + (up ? place - kWarps / kSplit / 2 : place);
+  const bool works = tile * 16 < p.w.out;
+  const uint8_t* from =
+      (up ? p.up : p.w.data) + work.matrix * p.w.matrix_bytes + (tile * n_steps + part) * static_cast<int64_t>(Step::kBytes);
+  uint8_t* ring = shared_bytes + warp * kWarpRing;
+  const uint32_t to_ring = shared_address(ring) + lane * 16;
+  from += lane * 16;
+  int left = works ? n_steps - part : 0;  // to be asked for
+  const uint64_t policy = once_policy();
+  const auto ask = [&](int to) {
+    Step::ask(left > 0, to_ring + to, from, lane, policy);
+    from += kSplit * Step::kBytes, left -= kSplit;
+  };
+#pragma unroll
+  for (int i = 0; i < kDepth - 1; ++i) ask(i * Step::kBytes);
+  __syncthreads();  // the barrier is there
+  const int window = min(a.window, n_groups), pitch = shared_pitch(window * kStepCols, p.w.cols, kFine);
+  int row = 0;
+  const auto copy_x = [&](int first) {  // the codes of the groups from `first` on, at first all that is known of groups, too; by one warp
+    const int groups = first == 0 ? whole_groups(p.w.cols, kFine) : 0, bytes = min(window, n_groups - first) * 2 * kStepCols;
+    if (lane == 0) barrier_expect(x_there, static_cast<uint32_t>(work.count * (bytes + groups * 8)));
+    __syncwarp();
+    if (lane >= work.count) return;
+    uint8_t* to = x_rows + lane * pitch;
+    const uint8_t* codes = p.x.codes + static_cast<int64_t>(row) * 2 * p.w.cols + first * 2 * kStepCols;
+    bulk_copy(to, codes, static_cast<uint32_t>(bytes), x_there);
+    if (groups > 0) bulk_copy(to + window * 2 * kStepCols, p.x.groups + row * groups, static_cast<uint32_t>(groups * 8), x_there);
+  };
+  if (warp == 0) {
+    int to = work.begin + min(lane, work.count - 1);
+    if (!work.shared) to = a.moe.tile > 0 ? __ldcg(a.moe.order + to) : work.list[to];
+    row = a.by_token && !work.shared ? static_cast<int>((static_cast<float>(to) + 0.5f) * a.tokens_per_pair) : to;
+    if (lane < Shape::kMost) rows_of_y[lane] = to;
+    pdl_wait();
+    copy_x(0);
+  }
+  // Bytes of x, and of what is known of its groups.
+  constexpr int kStepX = Step::kRecords * 2 * kRecordCols, kStepGroup = Step::kRecords * (kFine ? 16 : 4);
+  const uint8_t* x = x_rows + (g >> 1) * pitch + (g & 1) * 64 + Step::x_part(c) * 16 + part * kStepX;
+  const uint8_t* groups_of_x = x_rows + window * 2 * kStepCols;
+  const uint8_t* group = groups_of_x + part * kStepGroup + (kFine ? (g >> 1) * pitch + (g & 1) * 16 + c * 4 : c * pitch);
+  const float* scales = reinterpret_cast<const float*>(groups_of_x + c * pitch + n_groups * 32);
+  const int n_sets = (work.count + 3) >> 2;
+  int step = part, at = 0, free = (kDepth - 1) * Step::kBytes;  // where this step is, and where the one before was
+  uint32_t round = 0;
+  for (int first = 0; first < n_groups; first += window, round ^= 1) {
+    if (first > 0) {
+      __syncthreads();
+      if (warp == 0) copy_x(first);
+      x -= window * 2 * kStepCols;
+    }
+    barrier_wait(x_there, round);
+    if (works)
+      for (const int end = min(first + window, n_groups) * kSteps; step < end; step += kSplit) {
+        cp_async_wait<kDepth - 2>();
+        __syncwarp();
+        ask(free);
+        const auto x_at = [&](int s, int r, int byte) {
+          return *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 2 * kRecordCols * r + byte);
+        };
+        if constexpr (kFine) {
+          const float* scale = scales + step / kSteps;
+          Step::template multiply<kSets>(
+              ring + at, lane, n_sets, x_at, [&](int s) { return *reinterpret_cast<const float*>(group + 4 * s * pitch); },
+              [&](int s) { return scale[s * pitch]; }, acc);
+        } else {
+          WholeStep w;
+          w.load_shared(ring + at, lane);
+          multiply_step<kSets>(
+              w, n_sets, [&](int s, int r) { return x_at(s, r, 0); },
+              [&](int s) { return *reinterpret_cast<const float2*>(group + 4 * s * pitch); }, acc);
+        }
+        x += kSplit * kStepX, group += kSplit * kStepGroup;
+        free = at, at += Step::kBytes;
+        if (at == kRing) at = 0;
+      }
+  }
+  if constexpr (Step::kFactor != 1.0f)
+#pragma unroll
+    for (auto& sums : acc) sums[0] *= Step::kFactor, sums[1] *= Step::kFactor;
+}
+#endif
+
+template <typename Shape>
+__global__ __launch_bounds__(kThreads, Shape::kResident) void few_kernel(const __grid_constant__ FewArgs a) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kMost = Shape::kMost, kRows = Shape::kRows, kSplit = Shape::kSplit;
+  extern __shared__ __align__(128) uint8_t shared_bytes[];
   __shared__ uint64_t x_there;
   __shared__ int rows_of_y[kMost], lists[kWarps][kFewRows];
   pdl_trigger();
@@ -113,132 +259,82 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
     barrier_init(&x_there, 1);
     fence_async_proxy();
   }
-  int block = static_cast<int>(blockIdx.x), slot = static_cast<int>(blockIdx.y), matrix = 0, begin = 0, count = 0;
-  const bool shared = slot < a.shared_slots;
-  const FewProduct p = shared ? a.shared : a.routed;
-  if (shared) {
-    begin = slot / a.shared_parts * kMost, block += slot % a.shared_parts * static_cast<int>(gridDim.x);
-    count = min(a.n_tokens - begin, kMost);
+  int slot = static_cast<int>(blockIdx.y);
+  FewWork work{static_cast<int>(blockIdx.x), 0, 0, 0, slot < a.shared_slots, lists[0]};
+  const FewProduct p = work.shared ? a.shared : a.routed;
+  if (work.shared) {
+    work.begin = slot / a.shared_parts * kMost, work.block += slot % a.shared_parts * static_cast<int>(gridDim.x);
+    work.count = min(a.n_tokens - work.begin, kMost);
   } else if (slot -= a.shared_slots; a.moe.tile > 0) {
     const int* tile = reinterpret_cast<const int*>(a.moe.tiles + slot);
-    matrix = a.first_matrix + __ldcg(tile), begin = __ldcg(tile + 1), count = __ldcg(tile + 2);
+    work.matrix = a.first_matrix + __ldcg(tile), work.begin = __ldcg(tile + 1), work.count = __ldcg(tile + 2);
   } else {
-    count = inline_pairs(a.moe, slot, lane, lists[warp], matrix);
-    matrix += a.first_matrix;
+    work.count = inline_pairs(a.moe, slot, lane, lists[warp], work.matrix);
+    work.matrix += a.first_matrix;
   }
-  if (count <= 0 || block * kRows >= p.w.out) return;
+  if (work.count <= 0 || work.block * kRows >= p.w.out) return;
 
-  const int n_steps = p.w.cols / kStepCols, part = warp % kSplit, place = warp / kSplit;
-  const bool up = kGate && warp >= kWarps / 2;
-  const int tile = block * (kRows / 16) + (up ? place - kWarps / kSplit / 2 : place);
-  const bool works = tile * 16 < p.w.out;
-  const uint8_t* from = (up ? p.up : p.w.data) + matrix * p.w.matrix_bytes + (tile * n_steps + part) * static_cast<int64_t>(kStepBytes);
-  uint8_t* ring = shared_bytes + warp * (kDepth * kStepBytes);
-  const uint32_t to_ring = shared_address(ring) + lane * 16;
-  from += lane * 16;
-  int left = works ? n_steps - part : 0;  // to be asked for
-  const uint64_t policy = once_policy();
-  const auto ask = [&](int to) {
-    ask_for_step(left > 0, to_ring + to, from, lane, policy);
-    from += kSplit * kStepBytes, left -= kSplit;
-  };
-#pragma unroll
-  for (int i = 0; i < kDepth - 1; ++i) ask(i * kStepBytes);
-  __syncthreads();  // the barrier is there
-  const int window = min(a.window, n_steps), pitch = shared_pitch(window * kStepCols, p.w.cols);
-  int row = 0;
-  const auto copy_x = [&](int first) {  // the codes of the steps from `first` on, at first all groups, too; by one warp
-    const int groups = first == 0 ? whole_groups(p.w.cols) : 0, bytes = min(window, n_steps - first) * 2 * kStepCols;
-    if (lane == 0) barrier_expect(&x_there, static_cast<uint32_t>(count * (bytes + groups * 8)));
-    __syncwarp();
-    if (lane >= count) return;
-    uint8_t* to = x_rows + lane * pitch;
-    const uint8_t* codes = p.x.codes + static_cast<int64_t>(row) * 2 * p.w.cols + first * 2 * kStepCols;
-    bulk_copy(to, codes, static_cast<uint32_t>(bytes), &x_there);
-    if (groups > 0) bulk_copy(to + window * 2 * kStepCols, p.x.groups + row * groups, static_cast<uint32_t>(groups * 8), &x_there);
-  };
-  if (warp == 0) {
-    int to = begin + min(lane, count - 1);
-    if (!shared) to = a.moe.tile > 0 ? __ldcg(a.moe.order + to) : lists[0][to];
-    row = a.by_token && !shared ? static_cast<int>((static_cast<float>(to) + 0.5f) * a.tokens_per_pair) : to;
-    if (lane < kMost) rows_of_y[lane] = to;
-    pdl_wait();
-    copy_x(0);
-  }
-  const uint8_t* x = x_rows + (g >> 1) * pitch + (g & 1) * 64 + c * 16 + part * 2 * kStepCols;
-  const uint8_t* group = x_rows + c * pitch + window * 2 * kStepCols + part * 8;
-  const int n_sets = (count + 3) >> 2;
-  float acc[kSets][2] = {};
-  int step = part, at = 0, free = (kDepth - 1) * kStepBytes;  // where this step is, and where the one before was
-  uint32_t round = 0;
-  for (int first = 0; first < n_steps; first += window, round ^= 1) {
-    if (first > 0) {
-      __syncthreads();
-      if (warp == 0) copy_x(first);
-      x -= window * 2 * kStepCols;
-    }
-    barrier_wait(&x_there, round);
-    if (works)
-      for (const int end = min(first + window, n_steps); step < end; step += kSplit) {
-        cp_async_wait<kDepth - 2>();
-        __syncwarp();
-        ask(free);
-        WholeStep w;
-        w.load_shared(ring + at, lane);
-        multiply_step<kSets>(
-            w, n_sets, [&](int s, int r) { return *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 128 * r); },
-            [&](int s) { return *reinterpret_cast<const float2*>(group + 4 * s * pitch); }, acc);
-        x += kSplit * 2 * kStepCols, group += kSplit * 8;
-        free = at, at += kStepBytes;
-        if (at == kDepth * kStepBytes) at = 0;
-      }
-  }
+  float acc[Shape::kSets][2] = {};
+  const auto multiply = [&](auto tile) { multiply_rows<decltype(tile)::value, Shape>(a, p, work, shared_bytes, &x_there, rows_of_y, acc); };
+  if constexpr (!Shape::kFine)
+    multiply(TileOf<Tile::q4g128>{});
+  else if (Shape::kGate || p.w.tile == Tile::q4g32)
+    multiply(TileOf<Tile::q4g32>{});
+  else if (p.w.tile == Tile::q5g32)
+    multiply(TileOf<Tile::q5g32>{});
+  else if (p.w.tile == Tile::q6g16)
+    multiply(TileOf<Tile::q6g16>{});
+  else
+    multiply(TileOf<Tile::q8g32>{});
+
   // The sums go where the warp's ring was.
   const auto sum_of = [&](int of_warp, int x_row, int r) -> float& {
-    return reinterpret_cast<float*>(shared_bytes + of_warp * (kDepth * kStepBytes))[x_row * kSumPitch + r];
+    return reinterpret_cast<float*>(shared_bytes + of_warp * (Shape::kRingBytes / kWarps))[x_row * kSumPitch + r];
   };
   __syncwarp();
 #pragma unroll
-  for (int s = 0; s < kSets; ++s)
+  for (int s = 0; s < Shape::kSets; ++s)
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum_of(warp, 4 * s + c, g + 8 * h) = acc[s][h];
   __syncthreads();
-  if constexpr (kGate) {
-    store_whole_rows<Shape, kSplit>(sum_of, rows_of_y, count, p.h, p.w.out, block);
+  if constexpr (Shape::kGate) {
+    store_whole_rows<Shape>(sum_of, rows_of_y, work.count, p.h, p.w.out, work.block);
   } else {
-    for (int i = thread; i < count * kRows; i += kThreads) {
+    for (int i = thread; i < work.count * kRows; i += kThreads) {
       const int r = i % kRows, j = i / kRows;
-      if (block * kRows + r >= p.w.out) continue;
+      if (work.block * kRows + r >= p.w.out) continue;
       float v = 0.0f;
 #pragma unroll
       for (int k = 0; k < kSplit; ++k) v += sum_of(r / 16 * kSplit + k, j, r % 16);
-      p.y[static_cast<int64_t>(rows_of_y[j]) * p.w.out + block * kRows + r] = v;
+      p.y[static_cast<int64_t>(rows_of_y[j]) * p.w.out + work.block * kRows + r] = v;
     }
   }
 #endif
 }
 
 // A block per row. Others may start once the kernels before this one have ended: theirs is the routing.
+template <bool kFine>
 __global__ __launch_bounds__(kRowsThreads) void whole_rows_kernel(Mat x, WholeRows to) {
   pdl_wait();
   pdl_trigger();
   const int row = static_cast<int>(blockIdx.x);
   const uint4* from = reinterpret_cast<const uint4*>(static_cast<const bf16*>(x.data) + row * x.stride);
   uint8_t* codes = to.codes + static_cast<int64_t>(row) * 2 * x.cols;
-  float2* groups = to.groups + row * whole_groups(x.cols);
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, n = x.cols / 8, each = kStepCols / 8;
+  float2* groups = to.groups + row * whole_groups(x.cols, kFine);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, n = x.cols / 8;
   for (int base = thread - lane; base < n; base += kRowsThreads) {
     const int i = base + lane;
     const WholePart part = whole_part<kStepCols>(i < n ? load16(from + i) : make_uint4(0, 0, 0, 0));
-    if (i < n) store_whole(codes, i, part);
-    if (i < n && i % each == 0) groups[i / each] = part.group;
+    const int whole = kFine ? join_whole_sums(part) : 0;
+    if (i >= n) continue;
+    store_whole(codes, i, part);
+    store_group<kFine>(groups, x.cols, i, part, whole);
   }
 }
 
-template <bool kGate, int kSplit, int kSets, int kDepth, int kBlocks>
+template <typename Shape>
 cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
-  using Shape = FewShape<kGate, kSplit, kSets, kDepth, kBlocks>;
-  constexpr auto kKernel = few_kernel<kGate, kSplit, kSets, kDepth, kBlocks>;
+  constexpr auto kKernel = few_kernel<Shape>;
   const int blocks = ceil_div(a.routed.w.out, Shape::kRows);
   dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.moe.tile > 0 ? a.moe.max_tiles : a.moe.n_pairs));
   a.tokens_per_pair = 1.0f / static_cast<float>(a.moe.top_k);
@@ -250,12 +346,12 @@ cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
     grid.y += static_cast<unsigned>(a.shared_slots);
     cols = std::max(cols, a.shared.w.cols);
   }
-  // As many steps of x at once, an even number, as shared memory has room for.
+  // As many groups of x at once, an even number, as shared memory has room for.
   const int rows = std::min(Shape::kMost, ceil_div(a.moe.n_pairs, 4) * 4), n_steps = ceil_div(cols / kStepCols, 2) * 2;
-  const int left = (Shape::kMostShared - Shape::kRingBytes) / rows - shared_pitch(0, cols);
+  const int left = (Shape::kMostShared - Shape::kRingBytes) / rows - shared_pitch(0, cols, Shape::kFine);
   a.window = std::min(n_steps, left / (4 * kStepCols) * 2);
   if (a.window <= 0) return cudaErrorInvalidValue;
-  const int bytes = Shape::kRingBytes + rows * shared_pitch(a.window * kStepCols, cols);
+  const int bytes = Shape::kRingBytes + rows * shared_pitch(a.window * kStepCols, cols, Shape::kFine);
   static const cudaError_t raised = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kMostShared);
   if (raised != cudaSuccess) return raised;
   return launch_clusters(kKernel, Shape::kCluster, grid, kThreads, static_cast<size_t>(bytes), stream, a);
@@ -263,21 +359,38 @@ cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
 template <bool kGate>
 cudaError_t launch_few(const FewArgs& a, cudaStream_t stream) {
   // Measured. Of very few rows the second product has too few blocks with a warp per row tile.
-  constexpr int kSplit = kGate ? 1 : 2;
-  if (a.moe.tile == 0 && a.moe.n_pairs <= 24) return launch_shape<kGate, kSplit, 1, 4, 4>(a, stream);
-  if (a.moe.tile == 0) return launch_shape<kGate, 1, 1, 6, 3>(a, stream);
-  if (a.moe.tile <= 8) return launch_shape<kGate, 1, 2, 4, 3>(a, stream);
-  return a.moe.tile <= 16 ? launch_shape<kGate, 1, 4, 4, 3>(a, stream) : launch_shape<kGate, 1, 8, 4, 3>(a, stream);
+  if (a.fine) {
+    constexpr int kStep = RecordStep<Tile::q4g32>::kBytes;
+    if (a.moe.tile == 0 && a.moe.n_pairs <= 12)
+      return launch_shape<FewShape<kGate, true, kGate ? 1 : 4, 1, kGate ? 5 * kStep : 5632, 3>>(a, stream);
+    if (a.moe.tile == 0) return launch_shape<FewShape<kGate, true, kGate ? 1 : 2, 1, kGate ? 3 * kStep : 5632, kGate ? 4 : 3>>(a, stream);
+    return a.moe.tile <= 8 ? launch_shape<FewShape<kGate, true, 1, 2, kGate ? 3 * kStep : 5632, 3>>(a, stream)
+                           : launch_shape<FewShape<kGate, true, 1, 4, kGate ? 3 * kStep : 4480, 3>>(a, stream);
+  }
+  constexpr int kSplit = kGate ? 1 : 2, kStep = WholeStep::kBytes;
+  if (a.moe.tile == 0 && a.moe.n_pairs <= 24) return launch_shape<FewShape<kGate, false, kSplit, 1, 4 * kStep, 4>>(a, stream);
+  if (a.moe.tile == 0) return launch_shape<FewShape<kGate, false, 1, 1, 6 * kStep, 3>>(a, stream);
+  if (a.moe.tile <= 8) return launch_shape<FewShape<kGate, false, 1, 2, 4 * kStep, 3>>(a, stream);
+  return a.moe.tile <= 16 ? launch_shape<FewShape<kGate, false, 1, 4, 4 * kStep, 3>>(a, stream)
+                          : launch_shape<FewShape<kGate, false, 1, 8, 4 * kStep, 3>>(a, stream);
 }
 
 }  // namespace
 
-bool few_supports(const FewProduct& p) {
-  return p.w.tile == Tile::q4g128 && p.w.in == p.w.cols && p.w.cols <= kMostFewColumns && p.w.out % kWholeGroup == 0;
+bool few_supports(const FewArgs& first, const FewArgs& second) {
+  const auto suits = [&](const FewProduct& p, bool gate) {
+    const Tile tile = p.w.tile;
+    const bool form = !first.fine ? tile == Tile::q4g128
+                                  : tile == Tile::q4g32 || (!gate && (tile == Tile::q5g32 || tile == Tile::q6g16 || tile == Tile::q8g32));
+    return form && p.w.in == p.w.cols && p.w.cols % kWholeGroup == 0 && p.w.cols <= kMostFewColumns && p.w.out % kWholeGroup == 0;
+  };
+  return suits(first.routed, true) && suits(second.routed, false) &&
+         (first.shared.w.data == nullptr || (suits(first.shared, true) && suits(second.shared, false)));
 }
 
-cudaError_t launch_whole_rows(Mat x, WholeRows to, cudaStream_t stream) {
-  return launch(whole_rows_kernel, dim3(static_cast<unsigned>(x.rows)), kRowsThreads, 0, stream, x, to);
+cudaError_t launch_whole_rows(Mat x, WholeRows to, bool fine, cudaStream_t stream) {
+  return launch(fine ? whole_rows_kernel<true> : whole_rows_kernel<false>, dim3(static_cast<unsigned>(x.rows)), kRowsThreads, 0, stream, x,
+                to);
 }
 cudaError_t launch_few_gate_up(const FewArgs& args, cudaStream_t stream) { return launch_few<true>(args, stream); }
 cudaError_t launch_few_down(const FewArgs& args, cudaStream_t stream) { return launch_few<false>(args, stream); }

@@ -99,8 +99,8 @@ __global__ void pack_kernel(const PackArgs a) {
           words[4 * s + 2 * h + (j >> 2)] |= code << (8 * (((j & 1) << 1) | ((j >> 1) & 1)));
         } else {
           words[2 * s + h] |= (code & 15u) << (4 * (i + 4 * odd));
-          if (t.code_bits == 5) high[0] |= (code >> 4) << (4 * (2 * s + h) + i + 16 * odd);
-          if (t.code_bits == 6) high[s] |= (code >> 4) << (2 * (4 * h + i) + 16 * odd);
+          if (t.code_bits == 5) high[0] |= (code >> 4) << (high_bit(false, 2 * s + h, i) + 16 * odd);
+          if (t.code_bits == 6) high[s] |= (code >> 4) << (high_bit(true, h, i) + 16 * odd);
         }
       }
   for (int i = 0; i < (t.code_bits == 8 ? 8 : 4); ++i) reinterpret_cast<uint32_t*>(record + 512 * (i / 4))[lane * 4 + i % 4] = words[i];

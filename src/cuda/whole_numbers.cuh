@@ -62,6 +62,14 @@ __device__ __forceinline__ WholePart whole_part(const uint4& v) {
   join_parts<kGroup / 8>(sum, largest);
   return whole_part(x, sum, largest);
 }
+// The sum of the part's whole numbers.
+__device__ __forceinline__ int whole_sum(const WholePart& part) {
+  constexpr int kOnes = 0x01010101;
+  const auto sum = [](const uint32_t(&bytes)[2]) {
+    return __dp4a(static_cast<int>(bytes[0]), kOnes, __dp4a(static_cast<int>(bytes[1]), kOnes, 0));
+  };
+  return sum(part.high) * 256 + sum(part.low);
+}
 // Where they go, for part i (columns 8 i and on) of a row: per chunk of 64 columns 64 high bytes, then 64 low ones, each of the four lanes'
 // words being [step 0, step 1] of first = 0, then of 2.
 __device__ __forceinline__ void store_whole(uint8_t* row, int i, const WholePart& part) {

@@ -239,9 +239,11 @@ void add_route_cases(std::vector<OpCase>& cases) {
 }  // namespace
 
 OpCase moe_case(const MoeCase& s) {
+  const Format shared_down = s.shared_down.value_or(s.shared);
   OpCase c{.name = fmt::format("moe/{}{}+{}/top{}of{}/{}x{}{}/T{}", s.label.empty() ? "" : s.label + "/", format_name(s.gate_up),
                                format_name(s.down), s.top_k, s.n_experts, s.hidden, s.inner,
                                s.shared_inner != 0 ? "/shared_" + format_name(s.shared) : "", s.rows) +
+                   (s.shared_inner != 0 && shared_down != s.shared ? "/down_" + format_name(shared_down) : "") +
                    (s.add_norm ? "/add_rmsnorm" : ""),
            .op = "moe",
            .quantised = !is_float(s.gate_up) || !is_float(s.down) || (s.shared_inner != 0 && !is_float(s.shared))};
@@ -259,7 +261,7 @@ OpCase moe_case(const MoeCase& s) {
     Experts experts{.gate_up = gate_up(half), .down = b.weights(down)};
     if (s.shared_inner != 0) {
       experts.shared_gate_up = gate_up({.format = s.shared, .out = s.shared_inner, .in = s.hidden});
-      experts.shared_down = b.weights({.format = s.shared, .out = s.hidden, .in = s.shared_inner});
+      experts.shared_down = b.weights({.format = shared_down, .out = s.hidden, .in = s.shared_inner});
     }
     std::vector<int> ids;
     std::vector<float> weights;

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -101,6 +102,7 @@ OpCase attend_expanded_case(const AttentionCase& shape, const MlaDims& dims, For
 struct MoeCase {
   std::string label;
   Format gate_up = Format::f32, down = Format::f32, shared = Format::f32;
+  std::optional<Format> shared_down = std::nullopt;                         // where it is not `shared`
   int n_experts = 8, top_k = 2, hidden = 64, inner = 32, shared_inner = 0;  // shared_inner 0: no shared expert
   int rows = 1;
   int all_to = -1;        // this expert is among every row's choice
