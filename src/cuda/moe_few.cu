@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_whole_rows(const Sums& sum_of, const int* 
   const WholePart part = whole_part(v, sum, largest);
   const int whole = Shape::kFine ? join_whole_sums(part) : 0;
   if (row >= count) return;
-  store_whole(to.codes + static_cast<int64_t>(rows[row]) * 2 * out, i, part);
+  store_whole<Shape::kFine>(to.codes + static_cast<int64_t>(rows[row]) * 2 * out, i, part);
   store_group<Shape::kFine>(to.groups + rows[row] * whole_groups(out, Shape::kFine), out, i, part, whole);
 }
 
@@ -206,39 +206,55 @@ __device__ __forceinline__ void multiply_rows(const FewArgs& a, const FewProduct
   const uint8_t* group = groups_of_x + part * kStepGroup + (kFine ? (g >> 1) * pitch + (g & 1) * 16 + c * 4 : c * pitch);
   const float* scales = reinterpret_cast<const float*>(groups_of_x + c * pitch + n_groups * 32);
   const int n_sets = (work.count + 3) >> 2;
-  int step = part, at = 0, free = (kDepth - 1) * Step::kBytes;  // where this step is, and where the one before was
-  uint32_t round = 0;
-  for (int first = 0; first < n_groups; first += window, round ^= 1) {
-    if (first > 0) {
-      __syncthreads();
-      if (warp == 0) copy_x(first);
-      x -= window * 2 * kStepCols;
-    }
-    barrier_wait(x_there, round);
-    if (works)
-      for (const int end = min(first + window, n_groups) * kSteps; step < end; step += kSplit) {
-        cp_async_wait<kDepth - 2>();
-        __syncwarp();
-        ask(free);
-        const auto x_at = [&](int s, int r, int byte) {
-          return *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 2 * kRecordCols * r + byte);
-        };
-        if constexpr (kFine) {
-          const float* scale = scales + step / kSteps;
-          Step::template multiply<kSets>(
-              ring + at, lane, n_sets, x_at, [&](int s) { return *reinterpret_cast<const float*>(group + 4 * s * pitch); },
-              [&](int s) { return scale[s * pitch]; }, acc);
-        } else {
-          WholeStep w;
-          w.load_shared(ring + at, lane);
-          multiply_step<kSets>(
-              w, n_sets, [&](int s, int r) { return x_at(s, r, 0); },
-              [&](int s) { return *reinterpret_cast<const float2*>(group + 4 * s * pitch); }, acc);
-        }
-        x += kSplit * kStepX, group += kSplit * kStepGroup;
-        free = at, at += Step::kBytes;
-        if (at == kRing) at = 0;
+  // For fine weights the number of sets is a constant of the loop, so that the compiler mixes what they do.
+  const auto run = [&](auto used) {
+    [[maybe_unused]] constexpr int kUsed = decltype(used)::value;
+    int step = part, at = 0, free = (kDepth - 1) * Step::kBytes;  // where this step is, and where the one before was
+    uint32_t round = 0;
+    for (int first = 0; first < n_groups; first += window, round ^= 1) {
+      if (first > 0) {
+        __syncthreads();
+        if (warp == 0) copy_x(first);
+        x -= window * 2 * kStepCols;
       }
+      barrier_wait(x_there, round);
+      if (works)
+        for (const int end = min(first + window, n_groups) * kSteps; step < end; step += kSplit) {
+          cp_async_wait<kDepth - 2>();
+          __syncwarp();
+          ask(free);
+          const auto x_at = [&](int s, int r, int byte) {
+            return *reinterpret_cast<const uint4*>(x + 4 * s * pitch + 2 * kRecordCols * r + byte);
+          };
+          if constexpr (kFine) {
+            const float* scale = scales + step / kSteps;
+            Step::template multiply<kUsed>(
+                ring + at, lane, x_at, [&](int s) { return *reinterpret_cast<const float*>(group + 4 * s * pitch); },
+                [&](int s) { return scale[s * pitch]; }, acc);
+          } else {
+            WholeStep w;
+            w.load_shared(ring + at, lane);
+            multiply_step<kSets>(
+                w, n_sets, [&](int s, int r) { return x_at(s, r, 0); },
+                [&](int s) { return *reinterpret_cast<const float2*>(group + 4 * s * pitch); }, acc);
+          }
+          x += kSplit * kStepX, group += kSplit * kStepGroup;
+          free = at, at += Step::kBytes;
+          if (at == kRing) at = 0;
+        }
+    }
+  };
+  if constexpr (!kFine || kSets == 1) {
+    run(std::integral_constant<int, kSets>{});
+  } else if (n_sets == 1) {
+    run(std::integral_constant<int, 1>{});
+  } else if (n_sets == 2) {
+    run(std::integral_constant<int, 2>{});
+  } else if constexpr (kSets > 2) {
+    if (n_sets == 3)
+      run(std::integral_constant<int, 3>{});
+    else
+      run(std::integral_constant<int, kSets>{});
   }
   if constexpr (Step::kFactor != 1.0f)
 #pragma unroll
@@ -327,7 +343,7 @@ __global__ __launch_bounds__(kRowsThreads) void whole_rows_kernel(Mat x, WholeRo
     const WholePart part = whole_part<kStepCols>(i < n ? load16(from + i) : make_uint4(0, 0, 0, 0));
     const int whole = kFine ? join_whole_sums(part) : 0;
     if (i >= n) continue;
-    store_whole(codes, i, part);
+    store_whole<kFine>(codes, i, part);
     store_group<kFine>(groups, x.cols, i, part, whole);
   }
 }
@@ -364,8 +380,8 @@ cudaError_t launch_few(const FewArgs& a, cudaStream_t stream) {
     if (a.moe.tile == 0 && a.moe.n_pairs <= 12)
       return launch_shape<FewShape<kGate, true, kGate ? 1 : 4, 1, kGate ? 5 * kStep : 5632, 3>>(a, stream);
     if (a.moe.tile == 0) return launch_shape<FewShape<kGate, true, kGate ? 1 : 2, 1, kGate ? 3 * kStep : 5632, kGate ? 4 : 3>>(a, stream);
-    return a.moe.tile <= 8 ? launch_shape<FewShape<kGate, true, 1, 2, kGate ? 3 * kStep : 5632, 3>>(a, stream)
-                           : launch_shape<FewShape<kGate, true, 1, 4, kGate ? 3 * kStep : 4480, 3>>(a, stream);
+    if (a.moe.tile <= 8) return launch_shape<FewShape<kGate, true, 1, 2, kGate ? 3 * kStep : 7040, kGate ? 3 : 2>>(a, stream);
+    return launch_shape<FewShape<kGate, true, 1, 4, kGate ? 3 * kStep : 4480, 3>>(a, stream);
   }
   constexpr int kSplit = kGate ? 1 : 2, kStep = WholeStep::kBytes;
   if (a.moe.tile == 0 && a.moe.n_pairs <= 24) return launch_shape<FewShape<kGate, false, kSplit, 1, 4 * kStep, 4>>(a, stream);

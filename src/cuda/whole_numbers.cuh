@@ -71,11 +71,13 @@ __device__ __forceinline__ int whole_sum(const WholePart& part) {
   return sum(part.high) * 256 + sum(part.low);
 }
 // Where they go, for part i (columns 8 i and on) of a row: per chunk of 64 columns 64 high bytes, then 64 low ones, each of the four lanes'
-// words being [step 0, step 1] of first = 0, then of 2.
+// words being [step 0, step 1] of first = 0, then of 2; or, for weights in groups of a step or less, both words of step 0, then of 1.
+template <bool kFine = false>
 __device__ __forceinline__ void store_whole(uint8_t* row, int i, const WholePart& part) {
-  uint32_t* at = reinterpret_cast<uint32_t*>(row + (i >> 3) * (kRecordCols * 2) + (i & 3) * 16) + ((i >> 2) & 1);
-  at[0] = part.high[0], at[2] = part.high[1];
-  at[16] = part.low[0], at[18] = part.low[1];
+  constexpr int kNext = kFine ? 1 : 2;
+  uint32_t* at = reinterpret_cast<uint32_t*>(row + (i >> 3) * (kRecordCols * 2) + (i & 3) * 16) + ((i >> 2) & 1) * (3 - kNext);
+  at[0] = part.high[0], at[kNext] = part.high[1];
+  at[16] = part.low[0], at[16 + kNext] = part.low[1];
 }
 
 }  // namespace cachalot::cuda

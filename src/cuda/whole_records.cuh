@@ -109,12 +109,12 @@ struct RecordStep {
   // The lane's first bytes of x: of columns 8c and on of each step of 32, or of those that hold columns 4c .. 4c + 3.
   static __device__ __forceinline__ int x_part(int c) { return kGroups == 1 ? c : c >> 1; }
 
-  // acc += the columns of a step of rows g and g + 8 times those of the first n_sets of kSets times four rows of x. Lane 4g + c gives bytes
+  // acc += the columns of a step of rows g and g + 8 times those of the first kUsed sets of four rows of x. Lane 4g + c gives bytes
   // of row g / 2 of each set, the high ones where g is even: x(s, r, at) of record r; and, where the codes have a minimum, of the sum of
   // its columns 32 c .. 32 c + 31 the upper part or the lower one, sums(s). It gets the sums of row c, whose scale is x_scale(s).
-  template <int kSets, typename X, typename Sums, typename Scale>
-  static __device__ __forceinline__ void multiply(const uint8_t* step, int lane, int n_sets, const X& x, const Sums& sums,
-                                                  const Scale& x_scale, float (&acc)[kSets][2]) {
+  template <int kUsed, int kSets, typename X, typename Sums, typename Scale>
+  static __device__ __forceinline__ void multiply(const uint8_t* step, int lane, const X& x, const Sums& sums, const Scale& x_scale,
+                                                  float (&acc)[kSets][2]) {
     float mins[2] = {};
     if constexpr (kInfo.has_min) {
       static_assert(kRecords == 2 && kInfo.group == 32);  // four groups, one of which is the lane's
@@ -135,8 +135,7 @@ struct RecordStep {
         scales.x = both.x, scales.y = both.y;
       }
 #pragma unroll
-      for (int s = 0; s < kSets; ++s) {
-        if (s >= n_sets) break;
+      for (int s = 0; s < kUsed; ++s) {
         const uint4 v = x(s, r, 0);
         float part[2] = {};
         if constexpr (kGroups == 2) {
@@ -148,7 +147,7 @@ struct RecordStep {
             for (int k = 0; k < 2; ++k) {
               const uint4 w = k == 0 ? v : next;
               int d[4] = {};
-              mma_signed_k16(d, a[t][2 * k], a[t][2 * k + 1], __byte_perm(t == 0 ? w.x : w.y, t == 0 ? w.z : w.w, order));
+              mma_signed_k16(d, a[t][2 * k], a[t][2 * k + 1], __byte_perm(t == 0 ? w.x : w.z, t == 0 ? w.y : w.w, order));
 #pragma unroll
               for (int h = 0; h < 2; ++h)
                 part[h] = fmaf(scale(scales, t, h, k), static_cast<float>(d[2 * h] * 256 + d[2 * h + 1]), part[h]);
@@ -164,9 +163,9 @@ struct RecordStep {
           for (int t = 0; t < 2; ++t) {
             int d[4] = {};
             if constexpr (kInfo.has_min)
-              mma_k32(d, a[t], t == 0 ? v.x : v.y, t == 0 ? v.z : v.w);
+              mma_k32(d, a[t], t == 0 ? v.x : v.z, t == 0 ? v.y : v.w);
             else
-              mma_signed_k32(d, a[t], t == 0 ? v.x : v.y, t == 0 ? v.z : v.w);
+              mma_signed_k32(d, a[t], t == 0 ? v.x : v.z, t == 0 ? v.y : v.w);
 #pragma unroll
             for (int h = 0; h < 2; ++h) part[h] = fmaf(scale(scales, t, h, 0), static_cast<float>(d[2 * h] * 256 + d[2 * h + 1]), part[h]);
           }
