@@ -27,11 +27,13 @@ int tile_rows(int n_pairs, int n_experts, Tile weights, bool hopper, bool& strea
   return each <= 64 ? 64 : 128;
 }
 
-// Rows of x per block of the kernels of few rows; measured. 0: too many rows for them.
-int few_rows(int n_pairs, int n_experts, bool fine) {
-  const int each = n_pairs / n_experts;
-  if (fine) return each <= 3 ? 8 : each <= 16 ? 16 : 0;
-  return each <= 3 ? 8 : each <= 13 ? 16 : each <= 22 ? 32 : 0;
+// Rows of x per block of the kernels of few rows, by the form of the gate and up rows; measured. 0: too many rows for them. Codes of 8 bits
+// are short of bytes in the streaming kernel too, which is as fast where there are few rows of many experts.
+int few_rows(int n_pairs, int n_experts, Tile weights) {
+  const int each = n_pairs / n_experts, bits = tile_info(weights).code_bits;
+  if (weights == Tile::q4g128) return each <= 3 ? 8 : each <= 13 ? 16 : each <= 22 ? 32 : 0;
+  if (each > (bits == 6 ? 9 : 16) || (bits == 8 && each <= 3 && n_pairs > kInlinePairs)) return 0;
+  return each <= 3 ? 8 : 16;
 }
 
 // Rows of x per tile of the kernels of some rows, measured; 0: too few or too many rows for them.
@@ -254,7 +256,7 @@ bool CudaOps::moe_few(View x, const Experts& experts, const Routing& routing, Vi
   plan.n_pairs = n_pairs;
   plan.top_k = routing.ids.n_cols();
   plan.n_experts = experts.gate_up.n_matrices;
-  const int tile = few_rows(n_pairs, plan.n_experts, fine);
+  const int tile = few_rows(n_pairs, plan.n_experts, s.gate.tile);
   if (tile == 0) return false;
   const size_t mark = temp_mark();
   plan_moe(plan, tile);

@@ -21,10 +21,14 @@ constexpr int kSumPitch = 17;
 // Bytes from row to row of x in shared memory: the codes of `window` columns, then all groups. Those of four rows lie in different banks.
 __host__ __device__ constexpr int shared_pitch(int window, int cols, bool fine) { return 2 * window + whole_groups(cols, fine) * 8 + 16; }
 
+// The forms of a launch's weights: codes of 4 bits in groups of 128; q4g32; any with finer groups than the first.
+enum class FewForm : uint8_t { wide, fine4, fine };
+
 // kRing: bytes of a warp's ring. kBlocks: per multiprocessor, by registers and by shared memory.
-template <bool kIsGate, bool kIsFine, int kWarpsPerTile, int kRowSets, int kRing, int kBlocks>
+template <bool kIsGate, FewForm kOfWeights, int kWarpsPerTile, int kRowSets, int kRing, int kBlocks>
 struct FewShape {
-  static constexpr bool kGate = kIsGate, kFine = kIsFine;
+  static constexpr FewForm kForm = kOfWeights;
+  static constexpr bool kGate = kIsGate, kFine = kForm != FewForm::wide;
   static constexpr int kSplit = kWarpsPerTile, kSets = kRowSets, kResident = kBlocks;
   static constexpr int kRows = (kGate ? 8 : 16) * kWarps / kSplit, kMost = 4 * kSets;  // of y and of x, per block
   static constexpr int kRingBytes = kWarps * kRing, kMostShared = 226 * 1024 / kBlocks - 2560;
@@ -294,7 +298,7 @@ __global__ __launch_bounds__(kThreads, Shape::kResident) void few_kernel(const _
   const auto multiply = [&](auto tile) { multiply_rows<decltype(tile)::value, Shape>(a, p, work, shared_bytes, &x_there, rows_of_y, acc); };
   if constexpr (!Shape::kFine)
     multiply(TileOf<Tile::q4g128>{});
-  else if (Shape::kGate || p.w.tile == Tile::q4g32)
+  else if (Shape::kForm == FewForm::fine4 || p.w.tile == Tile::q4g32)
     multiply(TileOf<Tile::q4g32>{});
   else if (p.w.tile == Tile::q5g32)
     multiply(TileOf<Tile::q5g32>{});
@@ -372,33 +376,42 @@ cudaError_t launch_shape(FewArgs a, cudaStream_t stream) {
   if (raised != cudaSuccess) return raised;
   return launch_clusters(kKernel, Shape::kCluster, grid, kThreads, static_cast<size_t>(bytes), stream, a);
 }
+// Which form is best was measured. Of very few rows the second product has too few blocks with a warp per row tile.
 template <bool kGate>
-cudaError_t launch_few(const FewArgs& a, cudaStream_t stream) {
-  // Measured. Of very few rows the second product has too few blocks with a warp per row tile.
-  if (a.fine) {
-    constexpr int kStep = RecordStep<Tile::q4g32>::kBytes;
-    if (a.moe.tile == 0 && a.moe.n_pairs <= 12)
-      return launch_shape<FewShape<kGate, true, kGate ? 1 : 4, 1, kGate ? 5 * kStep : 5632, 3>>(a, stream);
-    if (a.moe.tile == 0) return launch_shape<FewShape<kGate, true, kGate ? 1 : 2, 1, kGate ? 3 * kStep : 5632, kGate ? 4 : 3>>(a, stream);
-    if (a.moe.tile <= 8) return launch_shape<FewShape<kGate, true, 1, 2, kGate ? 3 * kStep : 7040, kGate ? 3 : 2>>(a, stream);
-    return launch_shape<FewShape<kGate, true, 1, 4, kGate ? 3 * kStep : 4480, 3>>(a, stream);
-  }
+cudaError_t launch_wide(const FewArgs& a, cudaStream_t stream) {
   constexpr int kSplit = kGate ? 1 : 2, kStep = WholeStep::kBytes;
-  if (a.moe.tile == 0 && a.moe.n_pairs <= 24) return launch_shape<FewShape<kGate, false, kSplit, 1, 4 * kStep, 4>>(a, stream);
-  if (a.moe.tile == 0) return launch_shape<FewShape<kGate, false, 1, 1, 6 * kStep, 3>>(a, stream);
-  if (a.moe.tile <= 8) return launch_shape<FewShape<kGate, false, 1, 2, 4 * kStep, 3>>(a, stream);
-  return a.moe.tile <= 16 ? launch_shape<FewShape<kGate, false, 1, 4, 4 * kStep, 3>>(a, stream)
-                          : launch_shape<FewShape<kGate, false, 1, 8, 4 * kStep, 3>>(a, stream);
+  constexpr FewForm kForm = FewForm::wide;
+  if (a.moe.tile == 0 && a.moe.n_pairs <= 24) return launch_shape<FewShape<kGate, kForm, kSplit, 1, 4 * kStep, 4>>(a, stream);
+  if (a.moe.tile == 0) return launch_shape<FewShape<kGate, kForm, 1, 1, 6 * kStep, 3>>(a, stream);
+  if (a.moe.tile <= 8) return launch_shape<FewShape<kGate, kForm, 1, 2, 4 * kStep, 3>>(a, stream);
+  return a.moe.tile <= 16 ? launch_shape<FewShape<kGate, kForm, 1, 4, 4 * kStep, 3>>(a, stream)
+                          : launch_shape<FewShape<kGate, kForm, 1, 8, 4 * kStep, 3>>(a, stream);
+}
+template <FewForm kForm>
+cudaError_t launch_fine_gate_up(const FewArgs& a, cudaStream_t stream) {
+  constexpr int kStep = RecordStep<Tile::q4g32>::kBytes;
+  if (a.moe.tile == 0 && a.moe.n_pairs <= 12) return launch_shape<FewShape<true, kForm, 1, 1, 5 * kStep, 3>>(a, stream);
+  if (a.moe.tile == 0) return launch_shape<FewShape<true, kForm, 1, 1, 3 * kStep, 4>>(a, stream);
+  return a.moe.tile <= 8 ? launch_shape<FewShape<true, kForm, 1, 2, 3 * kStep, 3>>(a, stream)
+                         : launch_shape<FewShape<true, kForm, 1, 4, 3 * kStep, 3>>(a, stream);
+}
+cudaError_t launch_fine_down(const FewArgs& a, cudaStream_t stream) {
+  constexpr FewForm kForm = FewForm::fine;
+  constexpr int kStep = RecordStep<Tile::q5g32>::kBytes;
+  if (a.moe.tile == 0 && a.moe.n_pairs <= 12) return launch_shape<FewShape<false, kForm, 4, 1, 4 * kStep, 3>>(a, stream);
+  if (a.moe.tile == 0) return launch_shape<FewShape<false, kForm, 2, 1, 4 * kStep, 3>>(a, stream);
+  return a.moe.tile <= 8 ? launch_shape<FewShape<false, kForm, 1, 2, 5 * kStep, 2>>(a, stream)
+                         : launch_shape<FewShape<false, kForm, 1, 4, 5 * RecordStep<Tile::q6g16>::kBytes, 3>>(a, stream);
 }
 
 }  // namespace
 
 bool few_supports(const FewArgs& first, const FewArgs& second) {
   const auto suits = [&](const FewProduct& p, bool gate) {
-    const Tile tile = p.w.tile;
-    const bool form = !first.fine ? tile == Tile::q4g128
-                                  : tile == Tile::q4g32 || (!gate && (tile == Tile::q5g32 || tile == Tile::q6g16 || tile == Tile::q8g32));
-    return form && p.w.in == p.w.cols && p.w.cols % kWholeGroup == 0 && p.w.cols <= kMostFewColumns && p.w.out % kWholeGroup == 0;
+    const Tile t = p.w.tile;
+    const bool form = first.fine ? t == Tile::q4g32 || t == Tile::q5g32 || t == Tile::q6g16 || t == Tile::q8g32 : t == Tile::q4g128;
+    const int most = !first.fine ? kMostFewColumns : gate ? kMostFineColumns : kMostFineInner;
+    return form && p.w.in == p.w.cols && p.w.cols % kWholeGroup == 0 && p.w.cols <= most && p.w.out % kWholeGroup == 0;
   };
   return suits(first.routed, true) && suits(second.routed, false) &&
          (first.shared.w.data == nullptr || (suits(first.shared, true) && suits(second.shared, false)));
@@ -408,7 +421,13 @@ cudaError_t launch_whole_rows(Mat x, WholeRows to, bool fine, cudaStream_t strea
   return launch(fine ? whole_rows_kernel<true> : whole_rows_kernel<false>, dim3(static_cast<unsigned>(x.rows)), kRowsThreads, 0, stream, x,
                 to);
 }
-cudaError_t launch_few_gate_up(const FewArgs& args, cudaStream_t stream) { return launch_few<true>(args, stream); }
-cudaError_t launch_few_down(const FewArgs& args, cudaStream_t stream) { return launch_few<false>(args, stream); }
+cudaError_t launch_few_gate_up(const FewArgs& args, cudaStream_t stream) {
+  if (!args.fine) return launch_wide<true>(args, stream);
+  const bool all4 = args.routed.w.tile == Tile::q4g32 && (args.shared.w.data == nullptr || args.shared.w.tile == Tile::q4g32);
+  return all4 ? launch_fine_gate_up<FewForm::fine4>(args, stream) : launch_fine_gate_up<FewForm::fine>(args, stream);
+}
+cudaError_t launch_few_down(const FewArgs& args, cudaStream_t stream) {
+  return args.fine ? launch_fine_down(args, stream) : launch_wide<false>(args, stream);
+}
 
 }  // namespace cachalot::cuda

@@ -1,5 +1,5 @@
-// The mixture of experts of few rows per expert. Its weights have codes of 4 bits in groups of 128 (q4g128), or finer groups: of 32 (q4g32)
-// in the first product, of 32 or 16 in the second, where the shared expert's may have another form than the routed ones'.
+// The mixture of experts of few rows per expert. Its weights have codes of 4 bits in groups of 128 (q4g128), or finer groups throughout
+// (q4g32, q5g32, q6g16, q8g32), where each product and the shared expert's may have another form.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,8 @@ namespace cachalot::cuda {
 
 constexpr int kFewRows = 4;            // of an expert that a block takes at once when the kernel itself sorts the pairs
 constexpr int kMostFewColumns = 8192;  // of a matrix
-constexpr int kWholeGroup = 128;       // columns of x that share a scale
+constexpr int kMostFineColumns = 7168, kMostFineInner = 6144;  // likewise, of fine groups in the first product and in the second
+constexpr int kWholeGroup = 128;                               // columns of x that share a scale
 
 // Rows of activations as whole numbers: codes [rows, 2 cols] bytes, and what is known of their groups of columns, [rows, whole_groups(cols,
 // fine)]: of each the sum and the scale / 16. For fine weights: of each the sums of the whole numbers of 32 columns, which are multiples of

@@ -137,16 +137,19 @@ std::vector<OpCase> large_cases() {
                                     .rows = rows,
                                     .all_to = all_to,
                                     .add_norm = all_to < 0}));
-  // The same with finer groups: every form of the second product beside another one of the shared expert's, whole numbers of rows per block
+  // The same with finer groups: every form of each product beside another one of the shared expert's, whole numbers of rows per block
   // and others, one group of columns and several.
   struct FineRows {
     Format gate_up, down, shared_down;
     int hidden, inner, shared;
   };
-  for (const FineRows& s : {FineRows{Format::q4_k, Format::q5_0, Format::q6_k, 2304, 384, 768},
-                            FineRows{Format::q4_0, Format::q8_0, Format::q4_k, 768, 128, 1280},
-                            FineRows{Format::q4_k, Format::q6_k, Format::q8_0, 1280, 512, 640},
-                            FineRows{Format::q4_1, Format::q4_0, Format::q5_0, 384, 1408, 0}})
+  for (const FineRows& s :
+       {FineRows{Format::q4_k, Format::q5_0, Format::q6_k, 2304, 384, 768},
+        FineRows{Format::q4_0, Format::q8_0, Format::q4_k, 768, 128, 1280},
+        FineRows{Format::q4_k, Format::q6_k, Format::q8_0, 1280, 512, 640},
+        FineRows{Format::q4_1, Format::q4_0, Format::q5_0, 384, 1408, 0}, FineRows{Format::q8_0, Format::q8_0, Format::q6_k, 768, 128, 768},
+        FineRows{Format::q6_k, Format::q5_0, Format::q4_0, 512, 384, 128},
+        FineRows{Format::q5_0, Format::q8_0, Format::q5_0, 384, 256, 640}})
     for (const int rows : {1, 2, 4, 10, 12, 18, 33, 44})
       for (const int all_to : {-1, 3})
         if (all_to < 0 || rows >= 10)
@@ -166,6 +169,15 @@ std::vector<OpCase> large_cases() {
                                     .x_scale = rows == 33   ? 1e4f
                                                : rows == 18 ? 1e-3f
                                                             : 1.0f}));
+  // As many columns as there is room for.
+  for (const auto& [hidden, inner] : {std::pair{7168, 256}, {256, 6144}})
+    cases.push_back(moe_case({.label = "fine few rows",
+                              .gate_up = Format::q4_k,
+                              .down = Format::q8_0,
+                              .top_k = 6,
+                              .hidden = hidden,
+                              .inner = inner,
+                              .rows = 16}));
   // Some rows of 4-bit codes: each number of rows per tile, experts of one and of more tiles, without rows and with one, odd numbers of
   // groups, a last block of half of the rows; large and small activations.
   struct SomeRows {
