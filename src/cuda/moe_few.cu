@@ -1,7 +1,7 @@
-// Experts of few rows each, codes of 4 bits in groups of 128. What limits gemm_stream.cuh there is instructions, half of which open the
-// codes; here x comes as whole numbers and the codes go to the integer tensor cores as they are. A block takes some row tiles of an expert
-// (gate tiles and their up tiles, or neighbours) for up to 4 kSets rows of x. kSplit warps share a row tile, each every kSplit-th step of
-// 128 columns, which is two records; the next steps of a warp are under way to its ring in shared memory, where x lies, too.
+// Experts of few rows each. What limits gemm_stream.cuh there is instructions, half of which open the codes; here x comes as whole numbers
+// and the codes go to the integer tensor cores as they are. A block takes some row tiles of an expert (gate tiles and their up tiles, or
+// neighbours) for up to 4 kSets rows of x. kSplit warps share a row tile, each every kSplit-th step of 64 or 128 columns, which is one or
+// two records; the next steps of a warp are under way to its ring in shared memory, where x lies, too.
 #include <cooperative_groups.h>
 
 #include <algorithm>

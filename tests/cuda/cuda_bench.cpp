@@ -135,7 +135,8 @@ void bench_moe(const std::vector<int>& batches, const std::string& only) {
        {Mix{Format::bf16, Format::bf16, Format::bf16, Format::bf16}, Mix{Format::q4_k, Format::q5_0, Format::q4_k, Format::q6_k},
         Mix{Format::q4_k, Format::q8_0, Format::q4_k, Format::q6_k},
         Mix{Format::int4_planar, Format::int4_planar, Format::int4_planar, Format::int4_planar},
-        Mix{Format::q4_0, Format::q4_0, Format::q4_0, Format::q4_0}, Mix{Format::q8_0, Format::q8_0, Format::q8_0, Format::q8_0}, Mix{Format::q6_k, Format::q8_0, Format::q6_k, Format::q6_k}}) {
+        Mix{Format::q4_0, Format::q4_0, Format::q4_0, Format::q4_0}, Mix{Format::q8_0, Format::q8_0, Format::q8_0, Format::q8_0},
+        Mix{Format::q6_k, Format::q8_0, Format::q6_k, Format::q6_k}}) {
     if (!only.empty() && only != info(m.up).name) continue;
     std::vector<Experts> layers;
     for (int l = 0; l < kLayers; ++l)
