@@ -171,6 +171,7 @@ View CudaOps::temp(DType dtype, int rows, int cols) {
 
 MemorySize CudaOps::memory() {
   not_in_forward("a wait");
+  feed_.release();  // who asks has loaded what there is to load
   MemorySize memory;
   CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   CACHALOT_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));

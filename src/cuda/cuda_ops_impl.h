@@ -11,6 +11,7 @@
 #include "cuda/cuda_ops.h"
 #include "cuda/kernels.h"
 #include "cuda/moe_few.h"
+#include "cuda/weight_feed.h"
 #include "ops/arena.h"
 
 namespace cachalot::cuda {
@@ -185,6 +186,7 @@ class CudaOps final : public Ops {
   std::unique_ptr<CublasLt> cublas_;
   Arena arena_;
   UploadRing uploads_;
+  WeightFeed feed_;
   Sampler sampler_;
   Buffer moe_barrier_;  // of moe_one_kernel: the barrier, then the count of drawn tasks; then what moe_tokens_kernel counts
 };

@@ -32,11 +32,11 @@ int padded(int in) { return (in + kRecordCols - 1) / kRecordCols * kRecordCols; 
 // Raw bytes on the device for as long as the packing of a matrix takes.
 class Staging {
  public:
-  Staging(std::span<const std::byte> bytes, cudaStream_t stream) {
+  Staging(std::span<const std::byte> bytes, WeightFeed& feed, cudaStream_t stream) {
     if (bytes.empty()) return;
     CACHALOT_CUDA_CHECK(cudaMallocAsync(&memory_, bytes.size(), stream));
     stream_ = stream;
-    CACHALOT_CUDA_CHECK(cudaMemcpyAsync(memory_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream));
+    feed.copy(memory_, bytes.data(), bytes.size(), stream);
   }
   ~Staging() {
     if (memory_ != nullptr) cudaFreeAsync(memory_, stream_);
@@ -78,6 +78,9 @@ void CudaOps::pack_dense(const LinearSource& source, const Segment& segment, int
   const size_t element = wide ? 4 : 2;
   auto* to = const_cast<uint8_t*>(segment.data) + matrix * segment.matrix_bytes;
   if (source.format == Format::bf16 && !wide) {
+    if (cols == in)
+      return feed_.copy(to, source.matrices[static_cast<size_t>(matrix)].data.data(), in * element * static_cast<size_t>(source.out),
+                        stream_);
     CACHALOT_CUDA_CHECK(cudaMemcpy2DAsync(to, cols * element, source.matrices[static_cast<size_t>(matrix)].data.data(), in * element,
                                           in * element, static_cast<size_t>(source.out), cudaMemcpyHostToDevice, stream_));
     return;
@@ -102,10 +105,8 @@ void CudaOps::pack_dense(const LinearSource& source, const Segment& segment, int
       else
         std::transform(values, values + in, b16.data() + at, f32_to_bf16);
     }
-    const void* from = wide ? static_cast<const void*>(f32.data()) : b16.data();
-    CACHALOT_CUDA_CHECK(
-        cudaMemcpyAsync(to + static_cast<size_t>(begin) * cols * element, from, total * element, cudaMemcpyHostToDevice, stream_));
-    CACHALOT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    feed_.copy(to + static_cast<size_t>(begin) * cols * element, wide ? static_cast<const void*>(f32.data()) : b16.data(), total * element,
+               stream_);
   }
 }
 
@@ -116,7 +117,7 @@ void CudaOps::pack_segment(const LinearSource& source, const Segment& segment) {
       continue;
     }
     const WeightBytes& bytes = source.matrices[static_cast<size_t>(m)];
-    const Staging data(bytes.data, stream_), scales(bytes.scales, stream_), zeros(bytes.zeros, stream_);
+    const Staging data(bytes.data, feed_, stream_), scales(bytes.scales, feed_, stream_), zeros(bytes.zeros, feed_, stream_);
     const PackArgs args{.data = data.data(),
                         .scales = scales.data(),
                         .zeros = zeros.data(),
