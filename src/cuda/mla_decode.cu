@@ -27,8 +27,6 @@ struct Form {
   static __device__ __forceinline__ constexpr int tile_at(int t) { return t / kRows * 8 * kPiece + t % kRows * kK; }
   static __device__ __forceinline__ constexpr int row_at(int row) { return row / kRows * kPiece + row % kRows * kK; }
   static __device__ __forceinline__ constexpr int row_of(int key) { return key / kGroup * kGroup + key % 8 * kRows + key / 8 % kRows; }
-  static constexpr int kTiles = kKeys / 16;             // of 8 keys, of a warp, which takes every other one
-  static constexpr int kFours = (kMostKeys + 63) / 64;  // a lane of the softmax has so many times four keys
   static constexpr int kScorePitch = kMostKeys + 8, kWeightPitch = kMostKeys + 8;
   static constexpr int kQueryBytes = kHeads * kPitch * 2, kStageBytes = kStage * 2, kScoreBytes = kQuarters * kHeads * kScorePitch * 4;
   static constexpr int kFirstBytes = kQueryBytes > kScoreBytes ? kQueryBytes : kScoreBytes;
@@ -39,7 +37,7 @@ struct Form {
 // Of shared memory at least, so that no multiprocessor has two blocks while another has none.
 constexpr int kAlone = 116 * 1024;
 
-__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* p) {
+[[maybe_unused]] __device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* p) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(p)));
 }
 
@@ -47,7 +45,9 @@ __device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* p) {
 template <typename F>
 __global__ __maxnreg__(168) void mla_decode_kernel(const __grid_constant__ AttendArgs a) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int kStages = F::kStages, kKeys = F::kKeys, kRows = F::kRows, kTiles = F::kTiles;
+  constexpr int kStages = F::kStages, kKeys = F::kKeys, kRows = F::kRows;
+  constexpr int kTiles = kKeys / 16;                // of 8 keys, of a warp, which takes every other one
+  constexpr int kFours = (F::kMostKeys + 63) / 64;  // a lane of the softmax has so many times four keys
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int found[3];
   __shared__ float keeps[kHeads], sums[kHeads];      // what a head's results so far are multiplied with; its sum of exponentials
@@ -186,9 +186,9 @@ __global__ __maxnreg__(168) void mla_decode_kernel(const __grid_constant__ Atten
     }
     __syncthreads();
 
-    float p[F::kFours][4], peak = largest;
+    float p[kFours][4], peak = largest;
 #pragma unroll
-    for (int i = 0; i < F::kFours; ++i) {
+    for (int i = 0; i < kFours; ++i) {
       const int key = i * 64 + my_four;
       if (i * 64 >= at_once * kKeys) break;
       float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -212,7 +212,7 @@ __global__ __maxnreg__(168) void mla_decode_kernel(const __grid_constant__ Atten
     largest = peak;
     sum *= keep;
 #pragma unroll
-    for (int i = 0; i < F::kFours; ++i) {
+    for (int i = 0; i < kFours; ++i) {
       const int key = i * 64 + my_four;
       if (i * 64 >= at_once * kKeys) break;
 #pragma unroll
