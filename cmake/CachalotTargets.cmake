@@ -25,7 +25,8 @@ target_compile_options(cachalot_options INTERFACE
   # Sums must not depend on where the compiler fuses: contraction is written out where it is wanted.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 if(CACHALOT_SANITIZE)
-  target_compile_options(cachalot_options INTERFACE -fsanitize=${CACHALOT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(cachalot_options INTERFACE -fsanitize=${CACHALOT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)  # which their checks make GCC say of boost::optional
   target_link_options(cachalot_options INTERFACE -fsanitize=${CACHALOT_SANITIZE})
 endif()
 if(CACHALOT_FUZZ)
