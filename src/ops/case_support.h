@@ -52,9 +52,12 @@ class CaseBuilder {
   std::shared_ptr<CaseTensor> unset(DType dtype, int rows, int cols, int gap = 0) {
     return floats(dtype, rows, cols, 0.0f, gap, rounding_);
   }
+  LinearSource source(const WeightShape& shape, std::string name = "random") {
+    return SharedSources::get(shape, next_seed(), std::move(name));
+  }
   Linear weights(const WeightShape& shape) {
-    const LinearSource source = random_source(shape, next_seed());
-    return ops_.pack({&source, 1});
+    const LinearSource made = source(shape);
+    return ops_.pack({&made, 1});
   }
   void output(std::string name, std::shared_ptr<CaseTensor> tensor, bool exact = false) {
     instance_.outputs.push_back({std::move(name), std::move(tensor), exact});

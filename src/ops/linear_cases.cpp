@@ -69,7 +69,7 @@ OpCase linear_case(const LinearCase& s) {
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
     CaseBuilder b(ops, rounding, name);
     std::vector<LinearSource> sources;
-    for (const WeightShape& w : s.segments) sources.push_back(random_source(w, b.next_seed(), fmt::format("segment{}", sources.size())));
+    for (const WeightShape& w : s.segments) sources.push_back(b.source(w, fmt::format("segment{}", sources.size())));
     const Linear w = ops.pack(sources);
     const int gap = s.strided ? 24 : 0;
     const auto x = b.activations(s.rows, in, 1.0f, gap);
@@ -92,7 +92,7 @@ OpCase swiglu_case(const WeightShape& shape, int rows) {
     CaseBuilder b(ops, rounding, name);
     WeightShape half = shape;
     half.out /= 2;
-    const LinearSource gate_up[2] = {random_source(half, b.next_seed(), "gate"), random_source(half, b.next_seed(), "up")};
+    const LinearSource gate_up[2] = {b.source(half, "gate"), b.source(half, "up")};
     const Linear w = ops.pack(gate_up);
     const auto x = b.activations(rows, shape.in), h = b.unset(ops.activation(), rows, shape.out / 2);
     b.output("h", h);
@@ -112,7 +112,7 @@ OpCase ffn_case(const WeightShape& gate_up, int rows) {
   c.slack = 2.0;  // the errors of two products
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
     CaseBuilder b(ops, rounding, name);
-    const LinearSource sources[2] = {random_source(half, b.next_seed(), "gate"), random_source(half, b.next_seed(), "up")};
+    const LinearSource sources[2] = {b.source(half, "gate"), b.source(half, "up")};
     const Linear up = ops.pack(sources), back = b.weights(down);
     const auto x = b.activations(rows, hidden), y = b.unset(ops.activation(), rows, hidden);
     b.output("y", y);

@@ -106,7 +106,7 @@ OpCase moe_prologue_case(const RouteShape& s, int hidden, int rows) {
     const int n = s.router.n_experts, k = s.router.top_k;
     const auto delta = b.activations(rows, hidden), norm = b.f32(1, hidden), y = b.unset(ops.activation(), rows, hidden);
     const auto bias = s.with_bias ? b.f32(1, n, 0.2f) : nullptr;
-    const LinearSource source = random_source({.format = Format::f32, .out = n, .in = hidden}, b.next_seed());
+    const LinearSource source = b.source({.format = Format::f32, .out = n, .in = hidden});
     const auto router = std::make_shared<Linear>(ops.pack({&source, 1}));
     std::vector<float> router_rows(static_cast<size_t>(n) * static_cast<size_t>(hidden));
     std::memcpy(router_rows.data(), source.matrices[0].data.data(), router_rows.size() * sizeof(float));
@@ -255,7 +255,7 @@ OpCase moe_case(const MoeCase& s) {
   c.prepare = [=, name = c.name](Ops& ops, DType rounding) {
     CaseBuilder b(ops, rounding, name);
     const auto gate_up = [&](WeightShape shape) {
-      const LinearSource parts[2] = {random_source(shape, b.next_seed(), "gate"), random_source(shape, b.next_seed(), "up")};
+      const LinearSource parts[2] = {b.source(shape, "gate"), b.source(shape, "up")};
       return ops.pack(parts);
     };
     Experts experts{.gate_up = gate_up(half), .down = b.weights(down)};

@@ -68,6 +68,7 @@ std::string compare(const CaseOutput& candidate, const CaseOutput& reference, Ca
 CaseResult run_case(const OpCase& c, Ops& candidate, Ops& reference, const CaseOptions& options) {
   const Limits limits = limits_for(c, candidate.activation(), options);
   CaseResult result{.tolerance = limits.relative, .nmse_limit = limits.nmse};
+  const SharedSources sources;
   const CaseInstance ours = c.prepare(candidate, candidate.activation()), theirs = c.prepare(reference, candidate.activation());
   ours.call();
   theirs.call();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "base/check.h"
 #include "base/float_formats.h"
@@ -95,7 +96,22 @@ int default_group(int in) {
   return group;
 }
 
+thread_local SharedSources* shared_sources = nullptr;
+
 }  // namespace
+
+SharedSources::SharedSources() : outer_(std::exchange(shared_sources, this)) {}
+SharedSources::~SharedSources() { shared_sources = outer_; }
+
+LinearSource SharedSources::get(const WeightShape& shape, uint64_t seed, std::string name) {
+  if (shared_sources == nullptr) return random_source(shape, seed, std::move(name));
+  auto& entries = shared_sources->entries_;
+  auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.seed == seed && e.shape == shape; });
+  if (found == entries.end()) found = entries.insert(found, {shape, seed, random_source(shape, seed)});
+  LinearSource source = found->source;
+  source.name = std::move(name);
+  return source;
+}
 
 int rounded_to_blocks(Format format, int in) {
   const int block = info(format).block_elems;

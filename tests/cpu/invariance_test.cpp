@@ -39,6 +39,7 @@ TEST_P(Invariance, ThreadsDoNotChangeResults) {
   int n_linear = 0;
   for (const OpCase& c : op_cases()) {
     if (c.op == "linear" && n_linear++ % 8 != 0) continue;  // most cases are of this one operation
+    const SharedSources sources;
     const std::vector<float> expected = run(*one, c);
     EXPECT_TRUE(same_bits(run(*two, c), expected)) << c.name;
     EXPECT_TRUE(same_bits(run(*five, c), expected)) << c.name;
@@ -50,6 +51,7 @@ TEST(Bf16Invariance, ThreadsDoNotChangeResults) {
   int n = 0;
   for (const OpCase& c : op_cases()) {
     if (c.op == "linear" && n++ % 8 != 0) continue;
+    const SharedSources sources;
     EXPECT_TRUE(same_bits(run(*three, c), run(*one, c))) << c.name;
   }
 }
