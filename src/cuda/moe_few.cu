@@ -127,9 +127,6 @@ __device__ __forceinline__ void store_whole_rows(const Sums& sum_of, const int* 
   store_group<Shape::kFine>(to.groups + rows[row] * whole_groups(out, Shape::kFine), out, i, part, whole);
 }
 
-#endif
-
-#if __CUDA_ARCH__ >= 900
 template <Tile kTile>
 using TileOf = std::integral_constant<Tile, kTile>;
 

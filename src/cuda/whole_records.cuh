@@ -8,17 +8,6 @@
 
 namespace cachalot::cuda {
 
-// d += a b: signed codes of 16 rows times columns of signed bytes.
-__device__ __forceinline__ void mma_signed_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma_signed_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-               : "r"(a0), "r"(a1), "r"(b));
-}
 // d = a b: 16 rows of four f32 that f16 can hold times columns of four f32 of at most 11 bits.
 __device__ __forceinline__ void mma_exact_k4(float (&d)[4], float a0, float a1, float b) {
   asm volatile("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
@@ -147,7 +136,7 @@ struct RecordStep {
             for (int k = 0; k < 2; ++k) {
               const uint4 w = k == 0 ? v : next;
               int d[4] = {};
-              mma_signed_k16(d, a[t][2 * k], a[t][2 * k + 1], __byte_perm(t == 0 ? w.x : w.z, t == 0 ? w.y : w.w, order));
+              mma_k16<true>(d, a[t][2 * k], a[t][2 * k + 1], __byte_perm(t == 0 ? w.x : w.z, t == 0 ? w.y : w.w, order));
 #pragma unroll
               for (int h = 0; h < 2; ++h)
                 part[h] = fmaf(scale(scales, t, h, k), static_cast<float>(d[2 * h] * 256 + d[2 * h + 1]), part[h]);
@@ -162,10 +151,7 @@ struct RecordStep {
 #pragma unroll
           for (int t = 0; t < 2; ++t) {
             int d[4] = {};
-            if constexpr (kInfo.has_min)
-              mma_k32(d, a[t], t == 0 ? v.x : v.z, t == 0 ? v.y : v.w);
-            else
-              mma_signed_k32(d, a[t], t == 0 ? v.x : v.z, t == 0 ? v.y : v.w);
+            mma_k32<!kInfo.has_min>(d, a[t], t == 0 ? v.x : v.z, t == 0 ? v.y : v.w);
 #pragma unroll
             for (int h = 0; h < 2; ++h) part[h] = fmaf(scale(scales, t, h, 0), static_cast<float>(d[2 * h] * 256 + d[2 * h + 1]), part[h]);
           }
