@@ -28,25 +28,14 @@ Buffer pinned_memory(size_t bytes) {
   return {memory, [](void* p) { cudaFreeHost(p); }};
 }
 
-UploadRing::~UploadRing() {
-  for (Part& part : parts_)
-    if (part.copied != nullptr) cudaEventDestroy(part.copied);
-}
-
 void UploadRing::upload(void* device, const void* host, size_t bytes, const int* drawn, cudaStream_t stream) {
-  Part& part = parts_[next_++ % parts_.size()];
-  if (part.copied == nullptr) {
-    part.memory = pinned_memory(kMostBytes);
-    CACHALOT_CUDA_CHECK(cudaEventCreateWithFlags(&part.copied, cudaEventDisableTiming));
-  }
-  CACHALOT_CUDA_CHECK(cudaEventSynchronize(part.copied));
-  std::memcpy(part.memory.get(), host, bytes);
-  const auto* words = static_cast<const int*>(part.memory.get());
+  auto* const words = static_cast<int*>(ring_.take());
+  std::memcpy(words, host, bytes);
   if (drawn != nullptr)
     check_cuda(launch_fetch(static_cast<int*>(device), words, static_cast<int>(bytes / sizeof(int)), drawn, stream), "upload");
   else
     CACHALOT_CUDA_CHECK(cudaMemcpyAsync(device, words, bytes, cudaMemcpyHostToDevice, stream));
-  CACHALOT_CUDA_CHECK(cudaEventRecord(part.copied, stream));
+  ring_.in_use_until(stream);
 }
 
 namespace {

@@ -2,7 +2,6 @@
 // moe_prompt.cpp, attention.cpp, attention_prompt.cpp, sample.cpp.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "cuda/attention_kernels.h"
@@ -11,6 +10,7 @@
 #include "cuda/cuda_ops.h"
 #include "cuda/kernels.h"
 #include "cuda/moe_few.h"
+#include "cuda/pinned_ring.h"
 #include "cuda/weight_feed.h"
 #include "ops/arena.h"
 
@@ -31,17 +31,11 @@ struct CudaPacked final : Packed {
 class UploadRing {
  public:
   static constexpr size_t kMostBytes = size_t{1} << 20;
-  ~UploadRing();
   // drawn: null, or what words below -1 stand for (Ops::upload_drawn); a kernel fetches them then.
   void upload(void* device, const void* host, size_t bytes, const int* drawn, cudaStream_t stream);
 
  private:
-  struct Part {
-    Buffer memory;
-    cudaEvent_t copied = nullptr;
-  };
-  std::array<Part, 4> parts_;
-  size_t next_ = 0;
+  PinnedRing ring_{kMostBytes};
 };
 
 struct SampleLists;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/cuda_ops_impl.h"
-
 namespace cachalot::cuda {
 namespace {
 
@@ -14,15 +12,10 @@ constexpr int kMostThreads = 8;                  // fill a part faster than the 
 
 }  // namespace
 
-WeightFeed::~WeightFeed() { release(); }
+WeightFeed::WeightFeed() : ring_(kPartBytes) {}
 
 void WeightFeed::release() {
-  for (Part& part : parts_) {
-    if (part.copied == nullptr) continue;
-    cudaEventSynchronize(part.copied);
-    cudaEventDestroy(part.copied);
-    part = {};
-  }
+  ring_.clear();
   pool_.reset();
 }
 
@@ -35,20 +28,14 @@ void WeightFeed::copy(void* device, const void* host, size_t bytes, cudaStream_t
   if (!pool_) pool_ = std::make_unique<ThreadPool>(std::min(physical_cores(), kMostThreads));
   for (size_t begin = 0; begin < bytes; begin += kPartBytes) {
     const size_t n = std::min(kPartBytes, bytes - begin);
-    Part& part = parts_[next_++ % parts_.size()];
-    if (part.copied == nullptr) {
-      part.memory = pinned_memory(kPartBytes);
-      CACHALOT_CUDA_CHECK(cudaEventCreateWithFlags(&part.copied, cudaEventDisableTiming));
-    }
-    CACHALOT_CUDA_CHECK(cudaEventSynchronize(part.copied));
-    auto* const to = static_cast<std::byte*>(part.memory.get());
+    auto* const to = static_cast<std::byte*>(ring_.take());
     const auto* const from = static_cast<const std::byte*>(host) + begin;
     pool_->run(static_cast<int>((n + kTaskBytes - 1) / kTaskBytes), [&](int task, int) {
       const size_t at = static_cast<size_t>(task) * kTaskBytes;
       std::memcpy(to + at, from + at, std::min(kTaskBytes, n - at));
     });
     CACHALOT_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(device) + begin, to, n, cudaMemcpyHostToDevice, stream));
-    CACHALOT_CUDA_CHECK(cudaEventRecord(part.copied, stream));
+    ring_.in_use_until(stream);
   }
 }
 
