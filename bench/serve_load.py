@@ -27,7 +27,7 @@ async def request(args, prompt):
     await writer.drain()
     status = await reader.readline()
     if b" 200 " not in status:
-        raise RuntimeError((status + await reader.read(2000)).decode(errors="replace"))
+        raise RuntimeError((status + await reader.read()).decode(errors="replace"))
     times, n_tokens = [], 0
     async for line in reader:
         if not line.startswith(b"data: {"):
@@ -46,7 +46,8 @@ async def request(args, prompt):
 def percentiles(values):
     """p50, p90, p99 in ms of times in s."""
     cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else values * 99
-    return " / ".join(f"{cuts[i - 1] * 1e3:.1f}" for i in (50, 90, 99))
+    times = [cuts[i - 1] * 1e3 for i in (50, 90, 99)]
+    return " / ".join(f"{ms:.1f}" if ms >= 1 else f"{ms:.3f}" for ms in times)  # tokens that come together are microseconds apart
 
 
 async def load(args, concurrency, rate, n_requests, seed):
